@@ -100,6 +100,7 @@ WITH_OUT = (
     *("demo", "report .", "train copying", "train minigrid"),
     *("reproduce copying", "reproduce minigrid"),
 )
+PLACED = (*WITH_OUT, "bench", "evaluate .", "sweep .")
 
 
 @pytest.mark.parametrize(
@@ -127,17 +128,18 @@ WITH_OUT = (
         ("report", "report needs PATHS, folders of runs, or --results, a folder, got neither"),
         ("report --results no/such", "must be there, got no/such, which is not"),
         ("report no/such/runs", "no/such/runs must be the folder of a run"),
-        ("reproduce mnist --seeds 0", "--seeds must be a whole number from 1 on, got 0"),
+        ("reproduce mnist --seeds 0", "--seeds must be a whole number from 1 on, or none, got 0"),
         ("reproduce mnist --seed-list -1", "the seed must be a whole number from 0 to"),
         ("reproduce mnist --seeds 2 --seed-list 1", "one of them, got both"),
         ("reproduce copying --settings M=3", "--settings must be one of M=1, M=2"),
+        ("sweep x --gpus-per-run 2", "--gpus-per-run must be a number from 0 to 1, got 2"),
         ("reproduce mnist --minutes 0", "minutes must be a number above 0, got 0"),
         ("reproduce complexity --seeds 2", "is measured, and takes no --seeds"),
         ("train copying --seed 4294967296", "a whole number from 0 to 4,294,967,295, got 42949"),
         ("data minst", "NAMES must be one of mnist, cifar, all, got 'minst'"),
         ("bench --json .", "--json must name a new file, or one that a bench wrote, got ."),
         ("bench --tables widths", "must name some of speed on cpu, got widths"),
-        ("demo --device banana", "--device must be auto, cpu, cuda or cuda:N, got 'banana"),
+        *((f"{verb} --device x", "--device must be auto, cpu, cuda or cuda:N") for verb in PLACED),
         ("train copying --devices 1000 --device cpu", "devices must be at most"),
         ("train copying --L 99999999999999999999999", "--L: expected a whole number, got '999"),
         (
@@ -145,7 +147,7 @@ WITH_OUT = (
             "must be a multiple of num_cells = 1000000000000, got 600",
         ),
         ("train copying --out '~nobody-at-all/x'", "--out: expected a path or none, got"),
-        ("bench --rounds 0", "--rounds must be a whole number from 1 on, got 0"),
+        ("bench --rounds 0", "--rounds must be a whole number from 1 on, or none, got 0"),
         *((f"{verb} --out ''", "--out: expected a path") for verb in WITH_OUT),
         ("train copying --set variant=al_cells", "; did you mean all_cells?"),
         ("train copying --set backend=refrence", "; did you mean reference?"),

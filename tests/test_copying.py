@@ -176,8 +176,8 @@ def test_conditions_begin_with_that_of_training_and_are_written_in_one_way():
         ({"P": 9, "P_from": 10}, "P_from must be a whole number from 1 to 9, got 10"),
         ({"digits": 1}, "digits must be a whole number from 2 to 250, got 1"),
         ({"M": 7}, "input_size must be a multiple of M = 7, got 600; take input_size=595"),
-        ({"loss_on": "last"}, "loss_on must be all or answer, got 'last'"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"loss_on": "last"}, "loss_on must be one of all, answer, got 'last'"),
+        ({"dropout": 1.0}, "dropout must be a number at least 0 and below 1, got 1.0"),
         ({"conditions": ("P=0",)}, "P in 'P=0' must be a whole number from 1 on, got 0"),
         *(
             ({"conditions": (condition,)}, "must be like P=100 or L=20,P=100, got")

@@ -211,9 +211,9 @@ def test_conditions_begin_with_the_size_of_training(config, conditions):
     ("config", "options", "message"),
     [
         (MNIST, {"size": 0}, "size must be a whole number from 1 on, got 0"),
-        (MNIST, {"test_size": 0}, "test_size must be a whole number from 1 on, got 0"),
+        (MNIST, {"test_size": 0}, "test_size must be a whole number from 1 on, or none, got 0"),
         (MNIST, {"threshold": 256}, "threshold must be a whole number from 1 to 255, got 256"),
-        (MNIST, {"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+        (MNIST, {"dropout": -0.1}, "dropout must be a number at least 0 and below 1, got -0.1"),
         (CIFAR10, {"input_size": 100}, "the 3 channels, got 100; take input_size=99"),
         (CIFAR10, {"input_size": 2}, "the 3 channels, got 2; take input_size=3"),
         (CIFAR10, {"levels": 1}, "levels must be a whole number from 2 to 256, got 1"),

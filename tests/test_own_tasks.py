@@ -161,7 +161,7 @@ def test_a_name_twice_is_refused(site, capsys):
         tasks.register("copying", Halves)
     with pytest.raises(ValueError, match="must be new, got 'minigrid', which riglstm has; take"):
         tasks.register("minigrid", Halves)
-    message = "the task 'larger' must be of one package, got first 1.5 and second 1.5; uninstall"
+    message = "'larger' of first 1.5 from first:Options and second 1.5 from second:Options cannot"
     assert exit_code("train", "larger") == 2
     assert message in capsys.readouterr().err
     # Ours is ours, whoever has a task of that name.
@@ -176,8 +176,7 @@ def test_a_name_twice_is_refused(site, capsys):
         ("import no_such_module", "broken:Options", "ModuleNotFoundError: No module named 'no_s"),
         ("1 / 0", "broken:Options", "ZeroDivisionError: division by zero"),
         (MODULE, "broken:Option", "AttributeError: module 'broken' has no attribute 'Option'"),
-        (MODULE, "broken:Task", "ValueError: a task's options must be a frozen dataclass with"),
-        ("Options = 3", "broken:Options", "with the method open, got 3; riglstm.lab.tasks.base"),
+        (MODULE, "broken:Task", "TypeError: must be called with a dataclass type or instance; rep"),
     ],
 )
 def test_a_broken_package_is_named_with_the_reason_and_breaks_no_other_task(
@@ -186,7 +185,7 @@ def test_a_broken_package_is_named_with_the_reason_and_breaks_no_other_task(
     install(site, "broken", {"lost": point}, module)
     install(site, "larger", {"larger": "larger:Options"})
     sys.modules.pop("broken", None)
-    begun = f"the task 'lost' of broken 1.5 cannot be loaded from {point}: "
+    begun = f"the task 'lost' of broken 1.5 from {point} cannot be loaded: "
     assert exit_code("train", "lost") == 2
     said = capsys.readouterr().err
     assert begun in said
@@ -200,20 +199,7 @@ def test_a_broken_package_is_named_with_the_reason_and_breaks_no_other_task(
         assert "Remember digits" in out
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a/b", "..", "a b", "1st"])
-def test_a_name_that_is_no_folder_and_no_word_is_refused(name):
-    with pytest.raises(ValueError, match="name must be letters, digits, _ and -"):
-        tasks.register(name, Halves)
-
-
-def test_options_that_are_not_frozen_or_clash_with_flags_are_refused(capsys):
-    @dataclass
-    class Loose:
-        def open(self, device: torch.device) -> Any: ...
-
-    with pytest.raises(ValueError, match="must be a frozen dataclass with the method open, got <c"):
-        tasks.register("loose", Loose)
-
+def test_options_that_clash_with_flags_or_cannot_be_flags_are_refused(capsys):
     @dataclass(frozen=True)
     class Clash(Halves):
         lr: float = 0.1

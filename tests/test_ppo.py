@@ -116,9 +116,10 @@ def test_frames_are_encoded_once_and_codes_lead_back():
         ({"lr": math.nan}, "lr must be a number above 0, got nan"),
         ({"clip_norm": 0.0}, r"clip_norm must be a number above 0, got 0\.0"),
         ({"gamma": 1.5}, r"gamma must be a number from 0 to 1, got 1\.5"),
+        ({"gae_lambda": -0.1}, r"gae_lambda must be a number from 0 to 1, got -0\.1"),
         ({"entropy_coef": math.inf}, "entropy_coef must be a number from 0 on, got inf"),
-        ({"workers": 0}, "workers must be a whole number from 1 on, got 0"),
-        ({"frames": 0}, "frames must be a whole number from 1 on, got 0"),
+        ({"workers": 0}, "workers must be a whole number from 1 on, or none, got 0"),
+        ({"frames": 0}, "frames must be a whole number from 1 on, or none, got 0"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options, message):

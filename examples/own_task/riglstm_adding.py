@@ -18,17 +18,18 @@ from torch import nn
 from torch.nn import functional as F
 
 from riglstm.lab.tasks.base import Batch, Metric, generator, part
+from riglstm.lab.tasks.options import Count, Options
 
 
 @dataclass(frozen=True)
-class Adding:
+class Adding(Options):
     """Add the two marked numbers of a sequence."""
 
-    length: int = 20
+    length: Count = 20
     """Steps of a training sequence."""
     conditions: tuple[str, ...] = ("length=40", "length=80")
     """Where the model is tested besides training's own length."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Sequences an update."""
 
     def open(self, device, data_dir=None, show=None):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 
@@ -20,7 +20,7 @@ from riglstm import __version__
 from riglstm.lab.bench import CASES, FIGURES, QUICK, Case, measure, ratios
 from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables.table import TextTable, markdown
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Count, Device, Options, whole
 from riglstm.lab.train.config import Fit, device_name, pick
 from riglstm.lab.train.folder import atomic_write, commit
 
@@ -30,7 +30,7 @@ ROUNDS = {"cpu": 7, "cuda": 15}
 
 
 @dataclass(frozen=True)
-class Bench:
+class Bench(Options):
     """Time RigLSTM beside nn.LSTM, in interleaved rounds of one process.
 
     On a GPU each is called plainly and replayed from a CUDA graph; the best ratio has each in its
@@ -40,25 +40,20 @@ class Bench:
     Example: riglstm bench --device cuda --json bench.json
     """
 
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to run: cpu, or a GPU: cuda, cuda:1."""
     tables: tuple[Table, ...] | None = None
     """Which to measure; none: all that the device has. speed: several sizes; widths: every width of
     a small batch, and rules: other rules of choosing, on a GPU."""
-    rounds: int | None = None
+    rounds: Count | None = None
     """Timed rounds, after the warm-up; none: 7 on a CPU, 15 on a GPU."""
-    seed: int = 0
+    seed: Annotated[int, whole(0)] = 0
     """Of the weights and the inputs."""
     quick: bool = False
     """Tiny sizes, two rounds: shows that all of it runs; its figures say nothing."""
     json: Path | None = None
     """File for the rows, with versions, commit, processor, threads and load; written after each
     row, so that a bench that is cut off leaves what it has measured."""
-
-    def __post_init__(self) -> None:
-        check_whole("seed", self.seed, low=0)
-        if self.rounds is not None:
-            check_whole("rounds", self.rounds)
 
 
 BUSY = 0.5

@@ -13,13 +13,13 @@ from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import RunSpec, folder_name
 from riglstm.lab.tables.run import run
 from riglstm.lab.tables.table import TextTable, markdown
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Count, Device, Options
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 
 
 @dataclass(frozen=True)
-class Demo:
+class Demo(Options):
     """Train RigLSTM and an LSTM of the same width to repeat digits after a dormant phase.
 
     Both get the same sequences and the same number of updates; then both are tested on phases
@@ -29,22 +29,18 @@ class Demo:
     Example: riglstm demo --seed 1 --out runs/my-demo
     """
 
-    updates: int = 1200
+    updates: Count = 1200
     """Updates of each model."""
     seed: int = 0
     """Seed of the weights and of the training sequences; the test sequences are always the same."""
-    hidden_size: int = 64
+    hidden_size: Count = 64
     """Width of both models."""
-    num_cells: int = 4
+    num_cells: Count = 4
     """Cells that share RigLSTM's width."""
     out: Path = Path("runs/demo")
     """Folder of both runs and of the page."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to train: cpu, cuda, cuda:1."""
-
-    def __post_init__(self) -> None:
-        for name in ("updates", "hidden_size", "num_cells"):
-            check_whole(name, getattr(self, name))
 
 
 TASK: dict[str, Any] = {

@@ -9,10 +9,11 @@ from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.run import evaluate, finished
+from riglstm.lab.tasks.options import Device, Options
 
 
 @dataclass(frozen=True)
-class Evaluate:
+class Evaluate(Options):
     """Compute a finished run's test figures again, from its folder or its exported file alone.
 
     Prints them by both rules of choosing the weights, and says whether they are those that the
@@ -26,7 +27,7 @@ class Evaluate:
     conditions: tuple[str, ...] | None = None
     """Test conditions, as the task names them (P=100, 19x19, curtain), or levels of an agent's
     family; none: the run's own."""
-    device: str = "auto"
+    device: Device = "auto"
     """Where to compute: auto (a GPU where there is one), cpu, cuda, cuda:1."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or a download to the user's cache."""

@@ -6,15 +6,16 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Options, whole
 
 
 @dataclass(frozen=True)
-class Explore:
+class Explore(Options):
     """Serve a page on this machine: draw a digit, and watch the cells read it pixel by pixel.
 
     It shows which cells are awake, what each looks at, how much it keeps, and the class
@@ -26,7 +27,7 @@ class Explore:
 
     weights: tuple[Path, ...] = (Path("weights"),)
     """Networks that `riglstm export` wrote, folders of them, or runs on mnist."""
-    port: int = 8000
+    port: Annotated[int, whole(0, 2**16 - 1)] = 8000
     """Where the page is served; 0: any port that is free."""
     host: str = "127.0.0.1"
     """Address to serve at; any other than this one lets other machines in."""
@@ -35,7 +36,6 @@ class Explore:
 def main(args: Sequence[str]) -> None:
     """Draw a digit on a local page, and watch the cells read it."""
     config = flags.read_one("riglstm explore", Explore, args)
-    check_whole("--port", config.port, low=0, high=2**16 - 1)
     for path in config.weights:
         if not path.exists():
             raise UsageError(

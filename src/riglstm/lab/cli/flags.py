@@ -18,7 +18,6 @@ import shlex
 import shutil
 import sys
 import textwrap
-import types
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields
 from functools import partial
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from riglstm.lab.cli import UsageError
-from riglstm.lab.train.config import check_device
+from riglstm.lab.tasks.options import strip_none
 
 C = TypeVar("C")
 
@@ -89,9 +88,6 @@ def read(prog: str, about: str, groups: Mapping[str, type], args: Sequence[str])
             if owners[name] == title
         }
         try:
-            # Checked for every verb: some would look at it after hours, or never.
-            if "device" in own:
-                check_device(str(own["device"]))
             made[title] = config(**own)
         except ValueError as error:
             # A message that begins with a field's name gets the flag in its place.
@@ -248,15 +244,6 @@ def strip_list(kind: Any) -> tuple[Any, bool]:
     if get_origin(inner) in (tuple, list, Sequence):
         return get_args(inner)[0], True
     return kind, False
-
-
-def strip_none(kind: Any) -> tuple[Any, bool]:
-    """The type without None, and whether it had it."""
-    if get_origin(kind) not in (Union, types.UnionType):
-        return kind, False
-    inner = tuple(arg for arg in get_args(kind) if arg is not types.NoneType)
-    # Of one type a union is that type.
-    return Union[inner], len(inner) < len(get_args(kind))  # noqa: UP007
 
 
 def flag_of(name: str) -> str:

@@ -18,6 +18,7 @@ from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.recipes import MEMORIES
 from riglstm.lab.tables.reproduce import reproduce
 from riglstm.lab.tasks import MINIGRID
+from riglstm.lab.tasks.options import Count, Options
 from riglstm.lab.train.config import cores
 from riglstm.models.rig import changes_of
 
@@ -57,7 +58,7 @@ def train(args: Sequence[str]) -> None:
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(Options):
     """Train agents on MiniGrid's families and print how often they solve each level.
 
     Runs that are done are skipped, one that was stopped is gone on with: the same command does
@@ -71,15 +72,15 @@ class Reproduce:
     """Which families; none: all whose goal can be seen without reading a text."""
     models: tuple[str, ...] | None = None
     """Which memories; none: riglstm rim lstm."""
-    seeds: int = 3
+    seeds: Count = 3
     """Runs of each."""
-    frames: int | None = None
+    frames: Count | None = None
     """Frames of every run; none: as many as its family is given."""
     episodes: int = 100
     """Episodes of each level in the test."""
     out: Path = Path("runs")
     """Folder of the runs, and of the table at the end."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes that step the environments of a run; none: one to each of its cores."""
     results: Path | None = None
     """CSV file that takes one line for each figure of each run; none: none."""

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Annotated
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Count, Device, Options, whole
 
 UNREAD = 1
 """Exit code: the page is written, and lacks runs that cannot be read."""
 
 
 @dataclass(frozen=True)
-class Report:
+class Report(Options):
     """Draw what runs have measured, on one HTML page that needs nothing else.
 
     From run folders alone: tables, the metric against the shift for all models, training curves,
@@ -41,17 +42,17 @@ class Report:
     figures: Path | None = None
     """Folder that takes every picture as a PNG file, too, in place of files that have the names of
     these; none: none."""
-    digits: tuple[int, ...] | None = None
+    digits: tuple[Annotated[int, whole(0)], ...] | None = None
     """Numbers of test images whose cells and scores are drawn; none: the first three classes."""
-    size: int = 24
+    size: Count = 24
     """Side of these images; 24 in the paper."""
     step: int = 289
     """Where scores are drawn, counted from 1; 289 in the paper."""
-    sequence: int = 0
+    sequence: Annotated[int, whole(0)] = 0
     """Number of the test sequence of balls that is rolled out."""
     models: tuple[str, ...] | None = None
     """Models whose weights are drawn; none: all."""
-    device: str = "cpu"
+    device: Device = "cpu"
     """Where to compute: cpu, cuda, cuda:1, auto (a GPU where there is one)."""
     data_dir: Path | None = None
     """Folder that holds the data; none: RIGLSTM_DATA, or the user's cache. Nothing is
@@ -68,10 +69,6 @@ def main(args: Sequence[str]) -> None:
             raise UsageError(
                 f"--results, --readme and --weights must be there, got {path}, which is not"
             )
-    for digit in config.digits or ():
-        check_whole("--digits", digit, low=0)
-    check_whole("--sequence", config.sequence, low=0)
-    check_whole("--size", config.size)
     # Only here: matplotlib takes seconds to load.
     from riglstm.lab.report import publish, report
     from riglstm.lab.train.progress import say

@@ -17,7 +17,7 @@ from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tasks import MINIGRID
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Count, Device, Options, Share
 from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.progress import say
@@ -27,12 +27,12 @@ PROCESSES = "processes"
 
 
 @dataclass(frozen=True)
-class Engine:
+class Engine(Options):
     """What makes the runs."""
 
-    device: str = "auto"
+    device: Device = "auto"
     """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    jobs: int = 1
+    jobs: Count = 1
     """Runs at a time on the device, each in a process of its own."""
     minutes: float | None = None
     """Stop in good time before so many minutes are over, with all runs saved; none: never. The
@@ -40,9 +40,9 @@ class Engine:
     on: str = PROCESSES
     """processes of this machine; ray: its Ray cluster, or that of RAY_ADDRESS, begun where there is
     none; or the Ray cluster ray://HOST:PORT. All nodes of a cluster have to see --out."""
-    gpus_per_run: float = 0.0
+    gpus_per_run: Share = 0.0
     """Share of a GPU that each run takes on Ray, such as 0.25; 0: it trains on cores."""
-    cores_per_run: int = 1
+    cores_per_run: Count = 1
     """Cores that each run takes on Ray, and its threads."""
 
 
@@ -60,8 +60,6 @@ class Place(NamedTuple):
 def place(engine: Engine) -> Place:
     """Where and until when the runs of a command are made; refuses what does not go together."""
     deadline = Deadline.after(engine.minutes)
-    check_whole("--jobs", engine.jobs)
-    check_whole("--cores-per-run", engine.cores_per_run)
     share = engine.gpus_per_run
     if engine.on == PROCESSES:
         if share or engine.cores_per_run != 1:
@@ -77,8 +75,6 @@ def place(engine: Engine) -> Place:
             f"--jobs {engine.jobs} is for one machine; with --on ray, --gpus-per-run or "
             "--cores-per-run say how many runs a node has room for"
         )
-    if not 0 <= share <= 1:
-        raise UsageError(f"--gpus-per-run must be from 0 to 1, got {share}")
     kind = "cuda" if share else "cpu"
     if engine.device not in ("auto", kind):
         raise UsageError(
@@ -91,7 +87,7 @@ def place(engine: Engine) -> Place:
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(Options):
     """Train the models of one of the paper's tables, and print the table.
 
     Tables: mnist, cifar, ablation, balls, copying; complexity is measured, not trained; minigrid
@@ -113,7 +109,7 @@ class Reproduce:
     """Rows to train; none: all, in the quick budget some. The table has all that were ever run."""
     settings: tuple[str, ...] | None = None
     """What rows are trained in, where a table has several (M=1 M=8); none: all."""
-    seeds: int | None = None
+    seeds: Count | None = None
     """Runs of each row; none: 3 (5 for balls), in the quick budget 1."""
     seed_list: tuple[int, ...] | None = None
     """Which seeds, in place of how many; none: those from 0 on."""
@@ -202,8 +198,6 @@ def tell_left(what: str, errors: Sequence[str], left: int, again: str) -> None:
 
 def _check(config: Reproduce, engine: Engine) -> None:
     """What can be asked for, and together."""
-    if config.seeds is not None:
-        check_whole("--seeds", config.seeds)
     if config.seeds is not None and config.seed_list is not None:
         raise UsageError("--seeds says how many, --seed-list which: expected one of them, got both")
     if config.table == MEASURED:

@@ -29,7 +29,6 @@ windows in a minibatch, U different frames, H the memory's width, A actions.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -41,8 +40,9 @@ from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import CPU, check_whole
-from riglstm.lab.train.config import Precision, check_device
+from riglstm.lab.tasks.common import CPU
+from riglstm.lab.tasks.options import AboveZero, Count, Device, FromZero, Options, Share
+from riglstm.lab.train.config import Precision
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper
 
@@ -52,51 +52,46 @@ if TYPE_CHECKING:
 NOISE, ORDER = 1, 2
 """What a generator is for."""
 
-ABOVE_ZERO = ("lr", "clip_norm")
-FROM_ZERO = ("adam_eps", "clip", "value_coef", "entropy_coef")
-SHARES = ("gamma", "gae_lambda")
-"""Options that are numbers, by their range."""
-
 
 @dataclass(frozen=True)
-class PPO:
+class PPO(Options):
     """Recurrent PPO; the defaults are those of the usual MiniGrid agents, but for P35."""
 
-    frames: int | None = None
+    frames: Count | None = None
     """Frames to train for, at most; None: as many as the family is given."""
-    envs: int = 16
+    envs: Count = 16
     """Environments that are stepped together."""
-    steps: int = 128
+    steps: Count = 128
     """Steps in each of them between two updates."""
-    window: int = 32
+    window: Count = 32
     """Steps that are backpropagated through."""
-    epochs: int = 4
+    epochs: Count = 4
     """How often each frame is learned from."""
-    minibatch: int = 2048
+    minibatch: Count = 2048
     """Frames in a minibatch; a multiple of `window`."""
-    lr: float = 2e-3
+    lr: AboveZero = 2e-3
     """Adam's step size."""
-    adam_eps: float = 1e-8
+    adam_eps: FromZero = 1e-8
     """Adam's ε."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount of later rewards."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """GAE's λ."""
-    clip: float = 0.2
+    clip: FromZero = 0.2
     """How far a ratio of probabilities, and a value, may move in one update."""
-    value_coef: float = 0.5
+    value_coef: FromZero = 0.5
     """Weight of the critic's loss."""
-    entropy_coef: float = 0.01
+    entropy_coef: FromZero = 0.01
     """Weight of the policy's entropy."""
-    clip_norm: float = 0.5
+    clip_norm: AboveZero = 0.5
     """Limit of the gradient's norm."""
     normalise: bool = False
     """Scale each minibatch's advantages to mean 0 and deviation 1."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes that step environments; None: one to a core."""
-    device: str = "auto"
+    device: Device = "auto"
     """Where to learn: auto (a GPU where there is one), cpu, cuda."""
-    checkpoint_every: int = 20
+    checkpoint_every: Count = 20
     """Updates between two checkpoints; what a kill costs at most."""
     tensorboard: bool = True
     """Write TensorBoard's files too, where it is installed."""
@@ -107,12 +102,7 @@ class PPO:
     """What a `Fit` may choose."""
 
     def __post_init__(self) -> None:
-        check_device(self.device)
-        for name in ("envs", "steps", "window", "epochs", "minibatch", "checkpoint_every"):
-            check_whole(name, getattr(self, name))
-        for name in ("frames", "workers"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
+        super().__post_init__()
         if self.steps % self.window or self.minibatch % self.window:
             raise ValueError(
                 f"steps and minibatch must be multiples of window = {self.window}, "
@@ -120,13 +110,6 @@ class PPO:
             )
         if self.frames is not None:
             self.whole(self.frames)
-        for name in (*ABOVE_ZERO, *FROM_ZERO, *SHARES):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf or (name in ABOVE_ZERO and value == 0):
-                least = "above 0" if name in ABOVE_ZERO else "from 0 on"
-                raise ValueError(f"{name} must be a number {least}, got {value!r}")
-            if name in SHARES and value > 1:
-                raise ValueError(f"{name} must be a number from 0 to 1, got {value!r}")
 
     @property
     def batch(self) -> int:

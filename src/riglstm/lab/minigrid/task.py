@@ -13,7 +13,7 @@ import torch
 from riglstm.lab.minigrid.levels import FAMILIES, available
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.tasks.base import Metric
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import Count, Options
 from riglstm.models.base import Core
 
 TEST_SEED = 2**31
@@ -21,22 +21,22 @@ TEST_SEED = 2**31
 
 
 @dataclass(frozen=True)
-class MiniGrid:
+class MiniGrid(Options):
     """What the agent learns in."""
 
     family: str = "doorkey"
     """One of MiniGrid's families; `riglstm list` has all."""
-    episodes: int = 100
+    episodes: Count = 100
     """Episodes of each level in the test."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.family not in FAMILIES:
             near = difflib.get_close_matches(self.family, FAMILIES, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ValueError(
                 f"family must be one of {', '.join(FAMILIES)}, got {self.family!r}{hint}"
             )
-        check_whole("episodes", self.episodes)
 
     def open(
         self,

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Annotated, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,9 @@ from torch import Tensor, nn
 
 from riglstm.lab.tasks.balls_films import SIDE, Scene, Sequences, load, scene, unpack, written
 from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, means
-from riglstm.lab.tasks.common import (
-    batches,
-    check_core,
-    check_whole,
-    empty_totals,
-    shuffled,
-)
+from riglstm.lab.tasks.common import batches, check_core, check_whole, empty_totals, shuffled
 from riglstm.lab.tasks.datasets import Show, cache_folder
+from riglstm.lab.tasks.options import Count, Options, whole
 from riglstm.models.base import Core, State
 
 FEATURES = 512
@@ -38,7 +33,7 @@ FRAME_TOKENS = 16
 
 
 @dataclass(frozen=True)
-class Balls:
+class Balls(Options):
     """Films of bouncing balls, from a simulator; trained on one number of balls, tested on others.
 
     A condition is "4", "678" (six to eight balls), "curtain" (three larger balls, and a square
@@ -49,32 +44,29 @@ class Balls:
     """The condition of the training data."""
     conditions: tuple[str, ...] = ("4", "678", "curtain")
     """Where the trained model is tested, besides its own condition."""
-    sequences: int = 50_000
+    sequences: Count = 50_000
     """Training sequences."""
-    validation_size: int = 10_000
+    validation_size: Count = 10_000
     """Validation sequences of each condition."""
-    test_size: int = 10_000
+    test_size: Count = 10_000
     """Test sequences of each condition."""
-    frames: int = 51
+    frames: Count = 51
     """Frames of a sequence; all but the last are inputs, all but the first are targets."""
-    context: int = 15
+    context: Count = 15
     """True frames that a roll-out starts with."""
-    rollout_frames: int = 10
+    rollout_frames: Count = 10
     """Frames that are predicted from the model's own predictions, and scored."""
     batch_size: int = 64
     """Sequences of an update."""
-    data_seed: int = 0
+    data_seed: Annotated[int, whole(0, 2**62)] = 0
     """Seed of the simulator; the same for all runs that are compared."""
     train_rollout: int = 0
     """Last inputs of a training film that are the model's own predictions, as in the test's
     roll-outs; 0: all are true frames."""
 
     def __post_init__(self) -> None:
-        sizes = ("sequences", "validation_size", "test_size")
-        for name in (*sizes, "frames", "context", "rollout_frames"):
-            check_whole(name, getattr(self, name))
+        super().__post_init__()
         check_whole("batch_size", self.batch_size, high=self.sequences)
-        check_whole("data_seed", self.data_seed, low=0, high=2**62)
         check_whole("train_rollout", self.train_rollout, low=0, high=max(0, self.frames - 2))
         least = self.context + self.rollout_frames
         if self.frames < least:

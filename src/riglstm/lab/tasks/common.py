@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from riglstm.lab.tasks.base import Totals, generator, part
+from riglstm.lab.tasks.options import whole
 from riglstm.models.base import Core, summary
 
 CPU = torch.device("cpu")
@@ -155,32 +156,17 @@ def check_core(core: Core, input_size: int) -> None:
         )
 
 
-def check_whole(name: str, value: object, low: int = 1, high: int | None = None) -> None:
-    """An option is a whole number in its range."""
-    if type(value) is not int or value < low or (high is not None and value > high):
-        bounds = f"from {low} on" if high is None else f"from {low} to {high:,}"
-        raise ValueError(f"{name} must be a whole number {bounds}, got {value!r}")
+def check_whole(name: str, value: object, low: int = 1, high: float = math.inf) -> None:
+    """An option whose range hangs on another is a whole number in it."""
+    whole(low, high).check(name, value)
 
 
-def check_share(name: str, value: float) -> None:
-    """An option is a share, and not the whole."""
-    if not 0 <= value < 1:
-        raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
-
-
-def check_network(
-    input_size: int, channels: int, named: str, dropout: float, start_range: float | None
-) -> None:
-    """Options of the network on tokens fit; `named`: what the channels are called."""
+def check_network(input_size: int, channels: int, named: str) -> None:
+    """The input of the network on tokens fits; `named`: what the channels are called."""
     if input_size % channels:
         raise ValueError(
             f"input_size must be a multiple of {named}, got {input_size}; "
             f"take input_size={input_size // channels * channels or channels}"
-        )
-    check_share("dropout", dropout)
-    if start_range is not None and not 0 < start_range < math.inf:
-        raise ValueError(
-            f"start_range must be a number above 0, or none for torch's own, got {start_range!r}"
         )
 
 

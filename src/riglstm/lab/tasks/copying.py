@@ -9,7 +9,7 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from riglstm.lab.tasks.common import (
     empty_totals,
 )
 from riglstm.lab.tasks.datasets import Show
+from riglstm.lab.tasks.options import AboveZero, BelowOne, Count, Options, whole
 from riglstm.models.base import Core
 
 TRAINING = SPLITS.index("training")
@@ -33,45 +34,41 @@ TRAINING = SPLITS.index("training")
 
 
 @dataclass(frozen=True)
-class Copying:
+class Copying(Options):
     """Remember digits through a dormant phase, then repeat them."""
 
-    M: int = 1
+    M: Count = 1
     """Digits a step."""
-    L: int = 10
+    L: Count = 10
     """Steps that show digits, and steps that repeat them."""
-    P: int = 50
+    P: Count = 50
     """Dormant steps in training, the marker included."""
     P_from: int | None = None
     """Shortest dormant phase in training, drawn anew for each batch; None: always P."""
-    digits: int = 10
+    digits: Annotated[int, whole(2, 250)] = 10
     """How many different digits there are."""
     conditions: tuple[str, ...] = ("P=100", "P=200", "P=400")
     """Where the model is tested besides training's own: P=100, or L=20,P=100."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Sequences an update."""
-    dropout: float = 0.0
+    dropout: BelowOne = 0.0
     """On the embedded tokens and on the core's output."""
     loss_on: Literal["all", "answer"] = "all"
     """Cross entropy of all steps, or of the last L alone."""
-    validation_size: int = 1000
+    validation_size: Count = 1000
     """Sequences by which a checkpoint is chosen, for each condition."""
-    test_size: int = 2000
+    test_size: Count = 2000
     """Sequences of the test, for each condition."""
-    input_size: int = 600
+    input_size: Count = 600
     """Width of the embedded tokens of a step, all M together."""
-    start_range: float | None = None
+    start_range: AboveZero | None = None
     """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
 
     def __post_init__(self) -> None:
-        for name in ("M", "L", "P", "batch_size", "validation_size", "test_size", "input_size"):
-            check_whole(name, getattr(self, name))
-        check_whole("digits", self.digits, low=2, high=250)
+        super().__post_init__()
         if self.P_from is not None:
             check_whole("P_from", self.P_from, high=self.P)
-        if self.loss_on not in ("all", "answer"):
-            raise ValueError(f"loss_on must be all or answer, got {self.loss_on!r}")
-        check_network(self.input_size, self.M, f"M = {self.M}", self.dropout, self.start_range)
+        check_network(self.input_size, self.M, f"M = {self.M}")
         for condition in self.conditions:
             self.read(condition)
 

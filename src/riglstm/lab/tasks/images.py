@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +24,12 @@ from riglstm.lab.tasks.common import (
     batches,
     check_core,
     check_network,
-    check_share,
     check_whole,
     empty_totals,
     shuffled,
 )
 from riglstm.lab.tasks.datasets import Images, Show, obtain
+from riglstm.lab.tasks.options import AboveZero, BelowOne, Count, Options, whole
 from riglstm.models.base import Core
 
 HELD_OUT = 0.2
@@ -100,43 +100,37 @@ def split_up(
 
 
 @dataclass(frozen=True)
-class SequentialImages:
+class SequentialImages(Options):
     """What the picture tasks have in common."""
 
     dataset: ClassVar[str]
     """As in `riglstm.lab.tasks.datasets.DATASETS`."""
     channels: ClassVar[int]
 
-    size: int
+    size: Count
     """Side of the training pictures."""
     conditions: tuple[str, ...]
     """Sizes at which the model is tested besides training's own."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Sequences an update."""
-    dropout: float = 0.0
+    dropout: BelowOne = 0.0
     """On the embedded pixels and on the core's output."""
-    train_size: int | None = None
+    train_size: Count | None = None
     """Training pictures; None: all but the fifth that is held out."""
-    validation_size: int | None = None
+    validation_size: Count | None = None
     """Pictures by which a checkpoint is chosen; None: all that are held out."""
-    test_size: int | None = None
+    test_size: Count | None = None
     """Pictures of the test; None: all 10,000."""
-    input_size: int = 600
+    input_size: Count = 600
     """Width of an embedded pixel, its channels together."""
-    start_range: float | None = None
+    start_range: AboveZero | None = None
     """Tables and read-out start in ± this, the read-out's bias at 0; none: as torch starts them."""
-    label_smoothing: float = 0.0
+    label_smoothing: BelowOne = 0.0
     """Share of each training label that is spread over all classes."""
 
     def __post_init__(self) -> None:
-        for name in ("size", "batch_size", "input_size"):
-            check_whole(name, getattr(self, name))
-        for name in ("train_size", "validation_size", "test_size"):
-            if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name))
-        check_share("label_smoothing", self.label_smoothing)
-        channels = f"the {self.channels} channels"
-        check_network(self.input_size, self.channels, channels, self.dropout, self.start_range)
+        super().__post_init__()
+        check_network(self.input_size, self.channels, f"the {self.channels} channels")
         for condition in self.conditions:
             read_size(condition)
 
@@ -164,14 +158,10 @@ class MNIST(SequentialImages):
     dataset: ClassVar[str] = "mnist"
     channels: ClassVar[int] = 1
 
-    size: int = 14
+    size: Count = 14
     conditions: tuple[str, ...] = ("16x16", "19x19", "24x24")
-    threshold: int = 128
+    threshold: Annotated[int, whole(1, 255)] = 128
     """A pixel is white from this value on (0 to 255), before the picture is resized."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("threshold", self.threshold, high=255)
 
     @property
     def values(self) -> int:
@@ -190,16 +180,12 @@ class CIFAR10(SequentialImages):
     dataset: ClassVar[str] = "cifar"
     channels: ClassVar[int] = 3
 
-    size: int = 16
+    size: Count = 16
     conditions: tuple[str, ...] = ("19x19", "24x24", "32x32")
     flip: bool = False
     """Each training picture is mirrored left to right in half of the updates that see it."""
-    levels: int = 256
+    levels: Annotated[int, whole(2, 256)] = 256
     """Different values of a pixel in each channel, evenly spaced; 256: all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_whole("levels", self.levels, low=2, high=256)
 
     @property
     def values(self) -> int:

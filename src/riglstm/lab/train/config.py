@@ -10,10 +10,9 @@ import contextlib
 import math
 import os
 import platform
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -21,7 +20,7 @@ from torch.optim import AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
-from riglstm.lab.tasks.common import check_whole
+from riglstm.lab.tasks.options import AboveZero, Count, Device, FromZero, Options, number, whole
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
@@ -31,43 +30,43 @@ FREE = ("device", "devices", "capture", "tensorboard", "workers")
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Options):
     """Adam on a task, for a number of updates."""
 
-    updates: int = 10_000
+    updates: Count = 10_000
     """Updates of the weights, at most."""
-    lr: float = 1e-4
+    lr: AboveZero = 1e-4
     """Adam's step size; the paper's value."""
-    warmup: int = 0
+    warmup: Annotated[int, whole(0)] = 0
     """Updates over which the step size rises from zero."""
     decay: Decay = "none"
     """How the step size falls to zero after the warm-up, over the rest of the updates; late: on a
     line, over the last fifth."""
-    clip_norm: float | None = 1.0
+    clip_norm: AboveZero | None = 1.0
     """Limit of the gradient's global norm; None: no limit. Not stated in the paper."""
-    input_rate: float = 1.0
+    input_rate: AboveZero = 1.0
     """Factor on the step size of what cells are chosen by: the tables of tokens, and RigLSTM's maps
     to views. Not in the paper."""
-    weight_decay: float = 0.0
+    weight_decay: FromZero = 0.0
     """Part of a weight that is taken off it in an update, for a step size of one (AdamW); biases
     keep theirs. Not in the paper."""
-    flood: float = 0.0
+    flood: FromZero = 0.0
     """Where the loss of a batch is below this, the update goes up its gradient, not down (flooding,
     Ishida et al. 2020). Not in the paper."""
-    average: float | None = None
+    average: Annotated[float, number("above 0 and below 1", lambda x: 0 < x < 1)] | None = None
     """Decay of a running mean of the weights, such as 0.999, that is evaluated, chosen and saved in
     their place; None: no mean. Not in the paper."""
-    evaluate_every: int = 500
+    evaluate_every: Count = 500
     """Updates between two evaluations on validation data."""
-    checkpoint_every: int = 500
+    checkpoint_every: Count = 500
     """Updates between two checkpoints; what a kill costs at most."""
-    patience: int | None = None
+    patience: Count | None = None
     """Evaluations without improvement on the training condition that end the run; None: never."""
     precision: Precision = "fp32"
     """Of matrix products: fp32; tf32, on NVIDIA GPUs; bf16, by autocast, weights in fp32."""
-    device: str = "auto"
+    device: Device = "auto"
     """Where to train: auto (a GPU where there is one), cpu, cuda, cuda:1."""
-    devices: int = 1
+    devices: Count = 1
     """Processes that share each batch, one to a GPU; torchrun's number goes before this one."""
     capture: bool = True
     """On a GPU: the core's forward and backward pass as captured CUDA graphs; for bouncing balls,
@@ -75,47 +74,18 @@ class Fit:
     test: bool = True
     """Score the chosen weights on test data at the end. A trial of a search does not: test data is
     for the recipe that was found."""
-    log_every: int = 50
+    log_every: Count = 50
     """Updates between two lines of the log, each with means over the updates since the last."""
     tensorboard: bool = True
     """Write TensorBoard's files too, where it is installed."""
 
     def __post_init__(self) -> None:
-        for name in ("updates", "evaluate_every", "checkpoint_every", "devices", "log_every"):
-            check_whole(name, getattr(self, name))
-        check_whole("warmup", self.warmup, low=0)
+        super().__post_init__()
         if self.warmup >= self.updates:
             raise ValueError(
                 f"warmup must be below updates = {self.updates}, got {self.warmup}; "
                 "the step size would never be reached"
             )
-        if self.patience is not None:
-            check_whole("patience", self.patience)
-        for name in ("lr", "input_rate", "clip_norm"):
-            self._check_number(name, "above 0", lambda value: 0 < value < math.inf)
-        for name in ("weight_decay", "flood"):
-            self._check_number(name, "from 0 on", lambda value: 0 <= value < math.inf)
-        self._check_number("average", "above 0 and below 1", lambda value: 0 < value < 1)
-        for name, choices in (("decay", get_args(Decay)), ("precision", get_args(Precision))):
-            if getattr(self, name) not in choices:
-                raise ValueError(
-                    f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}"
-                )
-        check_device(self.device)
-
-    def _check_number(self, name: str, which: str, fits: Callable[[float], bool]) -> None:
-        """Raise ValueError for what is no such number; None is where an option may be left out."""
-        value = getattr(self, name)
-        if value is None and name in ("clip_norm", "average"):
-            return
-        if not isinstance(value, int | float) or isinstance(value, bool) or not fits(value):
-            raise ValueError(f"{name} must be a number {which}, got {value!r}")
-
-
-def check_device(device: str) -> None:
-    """Raise ValueError for what names no device of ours; whether it is there, `pick` says."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(device)):
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:N, got {device!r}")
 
 
 def rate(config: Fit, step: int) -> float:
