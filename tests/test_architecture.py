@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "scan": {"cell", "selection", "checks", "cuda_graphs", "inputs", "parameters"},
     "layer": {"scan", "cell", "selection", "checks", "inputs", "parameters"},
     "riglstm": {"command", "layer", "parameters", "scan"},
-    "onnx": {"layer", "cell", "selection"},
+    "onnx": {"layer"},
     "plot": {"layer", "models"},
     "models": {"layer", "cell", "scan", "selection", "checks"},
     "lab": set(),

@@ -274,6 +274,35 @@ def test_onnx_of_a_model_runs_at_another_batch_size_and_length(options, tmp_path
 
 
 @pytest.mark.slow
+def test_onnx_of_a_model_takes_the_state_of_several_layers(tmp_path):
+    """Their states are parts of one tensor; what ONNX's `Scan` carries must not share memory."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+
+    class Stream(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = build(num_layers=2)
+
+        def forward(self, x: Tensor, h: Tensor, c: Tensor) -> Any:
+            return self.rnn(x, (h, c))
+
+    def arguments(T: int, B: int) -> tuple[Tensor, ...]:
+        return torch.randn(T, B, 5), *torch.randn(2, 2, B, 12)
+
+    model, path = Stream().eval(), str(tmp_path / "model.onnx")
+    sizes = ({0: "time", 1: "batch"}, {1: "batch"}, {1: "batch"})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "# The axis name", UserWarning)
+        torch.onnx.export(model, arguments(7, 3), path, dynamic_shapes=sizes, verbose=False)
+    session, args = onnxruntime.InferenceSession(path), arguments(9, 4)
+    names = [given.name for given in session.get_inputs()]
+    got = session.run(None, {n: a.numpy() for n, a in zip(names, args, strict=True)})
+    y, (h, c) = model(*args)
+    close([torch.from_numpy(v) for v in got], [v.detach() for v in (y, h, c)], atol=1e-5)
+
+
+@pytest.mark.slow
 def test_onnx_of_a_model_that_cannot_be_open_is_refused_by_name(tmp_path):
     pytest.importorskip("onnxscript")
     path = str(tmp_path / "model.onnx")

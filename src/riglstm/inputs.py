@@ -183,8 +183,11 @@ def begin(x: Tensor, h: Tensor | None, c: Tensor | None, weights: Weights, sel: 
 
 def split(state: Tensor, rows: int, N: int, d: int) -> tuple[Tensor, ...]:
     """A state (rows, B, N·d) of all layers and directions as one (B, N, d) for each."""
-    # A single one need not be taken apart, which is another call of torch.
-    return (state.reshape(-1, N, d),) if rows == 1 else state.reshape(rows, -1, N, d).unbind()
+    if rows == 1:
+        return (state.reshape(-1, N, d),)  # to take it apart would be another call of torch
+    states = state.reshape(rows, -1, N, d).unbind()
+    # ONNX export refuses states that share memory.
+    return tuple(s.clone() for s in states) if torch.compiler.is_exporting() else states
 
 
 def join(states: tuple[Tensor, ...], hidden_size: int) -> Tensor:

@@ -1,11 +1,12 @@
 """`export`: a RigLSTM as an ONNX file in which batch and time stay open.
 
-A loop over time in Python would freeze T. Here one step, `cell.step`, is exported once, with the
-weights as its inputs, and every layer and direction is an ONNX `Scan` over that step.
+torch.onnx.export makes an ONNX `Scan` over `cell.step` of every layer and direction, as it does of
+whole models. Here it gets the names of the layer's call, and a state that need not be fed.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from riglstm.cell import Weights, step
 from riglstm.layer import RigLSTM
-from riglstm.selection import Selection
 
 if TYPE_CHECKING:
     import onnx
@@ -54,13 +53,9 @@ def export(layer: RigLSTM, path: str | os.PathLike[str]) -> None:
             f"ONNX export needs the packages onnx and onnxscript, got: {error}; "
             "install them with: pip install 'riglstm[onnx]'"
         ) from error
-    one_step = _export_step(layer)
-    model = onnx.helper.make_model(
-        _graph(layer, one_step.graph),
-        ir_version=one_step.ir_version,
-        opset_imports=one_step.opset_import,
-        producer_name="riglstm",
-    )
+    model = _in_onnx(layer)
+    _default_to_zero(model.graph, layer)
+    _forget_paths(model.graph)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, os.fspath(path))
 
@@ -87,50 +82,37 @@ def _check(layer: RigLSTM) -> None:
         )
 
 
-class _Step(nn.Module):
-    """`cell.step` as a module with its weights as inputs."""
+class _Call(nn.Module):
+    """A copy of a layer with tensors alone as arguments and results."""
 
-    def __init__(self, sel: Selection) -> None:
+    def __init__(self, layer: RigLSTM) -> None:
         super().__init__()
-        self.sel = sel
+        self.layer = copy.deepcopy(layer).cpu()
+        self.layer.backend = "reference"  # whatever runs it in torch
 
-    def forward(
-        self, h: Tensor, c: Tensor, x: Tensor, weights: dict[str, Any]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The new state, and h once more: ONNX keeps what is carried and what is put out apart."""
-        absent = dict.fromkeys(Weights._fields)
-        h, c, _ = step(x, h, c, Weights(**{**absent, **weights}), self.sel)
-        return h, c, h.clone()
+    def forward(self, input: Tensor, h_0: Tensor, c_0: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The layer's output and final state."""
+        output, (h_n, c_n) = self.layer(input, (h_0, c_0))
+        return output, h_n, c_n
 
 
-def _named(weights: Weights) -> dict[str, Tensor]:
-    """The weights that a layer has, on the CPU."""
-    return {n: w.detach().cpu() for n, w in weights._asdict().items() if w is not None}
-
-
-def _export_step(layer: RigLSTM) -> onnx.ModelProto:
-    """One step in ONNX, open in batch and input features, so that it serves every layer."""
-    weights = _named(layer.weights())
-    batch, features = torch.export.Dim("batch"), torch.export.Dim("features")
-    sizes: dict[str, Any] = {"h": {0: batch}, "c": {0: batch}, "x": {0: batch}}
-    sizes["weights"] = dict.fromkeys(weights)
-    # Open sizes are 2 in the example: torch.export takes a 1 for a constant.
-    B, D = 2, layer.input_size
-    if "W_in" in weights:
-        D = 2
-        weights["W_in"] = weights["W_in"][:1].repeat(D, 1)
-        sizes["x"][1], sizes["weights"]["W_in"] = features, {0: features}
-    h, c = weights["W"].new_zeros(2, B, layer.num_cells, layer.cell_size)
+def _in_onnx(layer: RigLSTM) -> onnx.ModelProto:
+    """The layer's call in ONNX; its state comes in as `h_all` and `c_all`, for all sequences."""
+    T, B, rows = 7, 3, layer.num_layers * (1 + layer.bidirectional)
+    axes = {"batch": B, "time": T} if layer.batch_first else {"time": T, "batch": B}
+    call = _Call(layer).eval()
+    x = call.layer.weights().W.new_zeros(*axes.values(), layer.input_size)
+    state = x.new_zeros(rows, B, layer.hidden_size)
     with warnings.catch_warnings(), torch.no_grad():
         # torch's exporter about its own insides, and about axes that share a name, as they should.
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
         warnings.filterwarnings("ignore", "# The axis name", UserWarning)
         program = torch.onnx.export(
-            _Step(layer.selection).eval(),
-            kwargs={"h": h, "c": c, "x": h.new_zeros(B, D), "weights": weights},
-            dynamic_shapes=sizes,
-            input_names=["h", "c", "x", *weights],
-            output_names=["h_new", "c_new", "y"],
+            call,
+            (x, state, state.clone()),
+            dynamic_shapes=(dict(enumerate(axes)), {1: "batch"}, {1: "batch"}),
+            input_names=["input", "h_all", "c_all"],
+            output_names=["output", "h_n", "c_n"],
             custom_translation_table={torch.ops.aten.sum.dim_IntList: _sum},
             dynamo=True,
             verbose=False,
@@ -156,92 +138,30 @@ def _sum(x: Any, dim: list[int], keepdim: bool = False) -> Any:
     return op.Squeeze(op.MatMul(x, op.Constant(value=ones)), axis)
 
 
-def _graph(layer: RigLSTM, one_step: onnx.GraphProto) -> onnx.GraphProto:
-    """All layers and directions around the step, with the names and shapes of the layer's call."""
+def _default_to_zero(graph: onnx.GraphProto, layer: RigLSTM) -> None:
+    """Take `h_0` and `c_0` in place of `h_all` and `c_all`: zero where they are not fed."""
     from onnx import helper, numpy_helper
 
-    N, d, H = layer.num_cells, layer.cell_size, layer.hidden_size
-    both = (False, True)[: 1 + layer.bidirectional]
-    rows = [f"l{k}{'_reverse' * reverse}" for k in range(layer.num_layers) for reverse in both]
-    zero = layer.weights().W.new_zeros(len(rows), 1, H)
-    tensors = {
-        "h_0": zero,
-        "c_0": zero,
-        "one": torch.tensor([1]),
-        "state_shape": torch.tensor([-1, N, d]),
-        "row_shape": torch.tensor([1, -1, H]),
-        "output_shape": torch.tensor([0, 0, H]),  # 0: as it was
-    }
-    nodes: list[onnx.NodeProto] = []
-
-    def add(op: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:
-        nodes.append(helper.make_node(op, inputs, outputs, **attributes))
-        return outputs[0]
-
-    perm = [1, 0, 2] if layer.batch_first else [0, 1, 2]
-    x = add("Transpose", ["input"], "time_first", perm=perm)
-    add("Shape", [x], "B", start=1, end=2)
-    add("Concat", ["one", "B", "one"], "one_B_one", axis=0)
-    for s in "hc":
-        every = add("Expand", [f"{s}_0", "one_B_one"], f"{s}_every_row")  # (rows, B, H)
-        add("Split", [every], *(f"{s}_0_{row}" for row in rows), axis=0, num_outputs=len(rows))
-        for row in rows:
-            add("Reshape", [f"{s}_0_{row}", "state_shape"], f"{s}_start_{row}")  # (B, N, d)
-    for k in range(layer.num_layers):
-        outputs = []
-        for reverse in both:
-            row = f"l{k}{'_reverse' * reverse}"
-            weights = _named(layer.weights(k, reverse))
-            tensors |= {f"{name}_{row}": w for name, w in weights.items()}
-            add(
-                "Scan",
-                [f"h_start_{row}", f"c_start_{row}", x],
-                *(f"h_end_{row}", f"c_end_{row}", f"y_{row}"),
-                body=_body(one_step, {name: f"{name}_{row}" for name in weights}),
-                num_scan_inputs=1,
-                scan_input_directions=[int(reverse)],
-                scan_output_directions=[int(reverse)],
-            )
-            outputs.append(add("Reshape", [f"y_{row}", "output_shape"], f"output_{row}"))
-        x = add("Concat", outputs, f"output_l{k}_all", axis=2)  # (T, B, directions·H)
-    for s in "hc":
-        ends = [add("Reshape", [f"{s}_end_{r}", "row_shape"], f"{s}_n_{r}") for r in rows]
-        add("Concat", ends, f"{s}_n", axis=0)
-    add("Transpose", [x], "output", perm=perm)
-
-    dtype = helper.np_dtype_to_tensor_dtype(zero.cpu().numpy().dtype)
-    axes = ["batch", "time"] if layer.batch_first else ["time", "batch"]
-
-    def value(name: str, *shape: int | str) -> onnx.ValueInfoProto:
-        return helper.make_tensor_value_info(name, dtype, shape)
-
-    state = (len(rows), "batch", H)
-    return helper.make_graph(
-        nodes,
-        "RigLSTM",
-        [value("input", *axes, layer.input_size), value("h_0", *state), value("c_0", *state)],
-        [value("output", *axes, len(both) * H), value("h_n", *state), value("c_n", *state)],
-        [numpy_helper.from_array(t.cpu().numpy(), name) for name, t in tensors.items()],
-    )
+    batch = 0 if layer.batch_first else 1
+    nodes = [
+        helper.make_node("Shape", ["input"], ["B"], start=batch, end=batch + 1),
+        helper.make_node("Concat", ["one", "B", "one"], ["one_B_one"], axis=0),
+    ]
+    graph.initializer.append(numpy_helper.from_array(torch.tensor([1]).numpy(), "one"))
+    for state, given in zip("hc", graph.input[1:], strict=True):
+        rows, _, hidden = (size.dim_value for size in given.type.tensor_type.shape.dim)
+        zero = layer.weights().W.new_zeros(rows, 1, hidden, device="cpu").numpy()
+        given.name = f"{state}_0"
+        graph.initializer.append(numpy_helper.from_array(zero, given.name))
+        nodes.append(helper.make_node("Expand", [given.name, "one_B_one"], [f"{state}_all"]))
+    nodes.extend(graph.node)
+    del graph.node[:]
+    graph.node.extend(nodes)
 
 
-def _body(one_step: onnx.GraphProto, weights: dict[str, str]) -> onnx.GraphProto:
-    """The step as the body of a Scan: its weights are looked up, by name, in the graph around."""
-    from onnx import helper
-
-    nodes = []
-    for node in one_step.node:
-        copy = type(node)()
-        copy.CopyFrom(node)
-        copy.input[:] = [weights.get(name, name) for name in node.input]
-        # torch notes the folders of whoever exports; they do not belong in the file.
-        copy.ClearField("metadata_props")
-        nodes.append(copy)
-    used = {name for node in nodes for name in node.input}
-    return helper.make_graph(
-        nodes,
-        "step",
-        [value for value in one_step.input if value.name not in weights],
-        one_step.output,
-        [tensor for tensor in one_step.initializer if tensor.name in used],
-    )
+def _forget_paths(graph: onnx.GraphProto) -> None:
+    """Drop torch's notes on the folders of whoever exports, which do not belong in the file."""
+    for node in graph.node:
+        node.ClearField("metadata_props")
+        for attribute in node.attribute:
+            _forget_paths(attribute.g)
