@@ -124,6 +124,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ('"M=1"', '"M=3"', "setting must be some of M=1, M=2, got 'M=3'"),
         ('"lstm", ', '"lstn", ', "models must be some of .*, got 'lstn'"),
         ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
+        ("[own.riglstm]", "[own.riglstm]\na = 1\nb = 1\nc = 1\nd = 1", "own.riglstm must be at mo"),
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
         ('"fit.lr"', '"training.lr"', "must begin with task or fit or model, got 'training.lr'"),
         ("trials = 3", "trails = 3", "its fields must be some of table, .*, got 'trails'"),
