@@ -34,7 +34,7 @@ LAYERS: dict[str, dict[str, Any]] = {
     },
     "soft": {
         **{"input_size": 1, "views": "soft", "peers": "soft"},
-        **{"update_scale": 2.0, "update_bias": 0.5},
+        **{"update_scale": 2.0, "update_bias": 0.5, "backend": "batched"},
     },
     "all": {
         **{"input_size": 12, "num_layers": 2, "input_views": "split", "soft_update": False},
