@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from riglstm.lab.tasks.base import Batch, Metric, generator, part
-from riglstm.lab.tasks.options import Count, Options
+from riglstm.lab.tasks.common import Count, Options
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from riglstm import __version__
 from riglstm.lab.bench import CASES, FIGURES, QUICK, Case, measure, ratios
 from riglstm.lab.cli import UsageError, flags
 from riglstm.lab.tables.table import TextTable, markdown
-from riglstm.lab.tasks.options import Count, Device, Options, whole
+from riglstm.lab.tasks.common import Count, Device, Options, whole
 from riglstm.lab.train.config import Fit, device_name, pick
 from riglstm.lab.train.folder import atomic_write, commit
 

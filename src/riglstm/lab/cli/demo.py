@@ -13,7 +13,7 @@ from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.plan import RunSpec, folder_name
 from riglstm.lab.tables.run import run
 from riglstm.lab.tables.table import TextTable, markdown
-from riglstm.lab.tasks.options import Count, Device, Options
+from riglstm.lab.tasks.common import Count, Device, Options
 from riglstm.lab.train.config import Fit
 from riglstm.lab.train.folder import RunFolder
 

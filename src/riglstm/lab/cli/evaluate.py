@@ -9,7 +9,7 @@ from typing import Any
 
 from riglstm.lab.cli import UsageError, flags, text
 from riglstm.lab.tables.run import evaluate, finished
-from riglstm.lab.tasks.options import Device, Options
+from riglstm.lab.tasks.common import Device, Options
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tasks.options import Options, whole
+from riglstm.lab.tasks.common import Options, whole
 
 
 @dataclass(frozen=True)

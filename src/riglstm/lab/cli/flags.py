@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from riglstm.lab.cli import UsageError
-from riglstm.lab.tasks.options import strip_none
+from riglstm.lab.tasks.common import strip_none
 
 C = TypeVar("C")
 

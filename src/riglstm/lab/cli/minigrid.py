@@ -18,7 +18,7 @@ from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.recipes import MEMORIES
 from riglstm.lab.tables.reproduce import reproduce
 from riglstm.lab.tasks import MINIGRID
-from riglstm.lab.tasks.options import Count, Options
+from riglstm.lab.tasks.common import Count, Options
 from riglstm.lab.train.config import cores
 from riglstm.models.rig import changes_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from riglstm.lab.cli import UsageError, flags
-from riglstm.lab.tasks.options import Count, Device, Options, whole
+from riglstm.lab.tasks.common import Count, Device, Options, whole
 
 UNREAD = 1
 """Exit code: the page is written, and lacks runs that cannot be read."""

@@ -17,7 +17,7 @@ from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.recipes import MEASURED, MEASURED_ROWS, NAMES, Budget, recipe
 from riglstm.lab.tables.reproduce import Reproduced, reproduce
 from riglstm.lab.tasks import MINIGRID
-from riglstm.lab.tasks.options import Count, Device, Options, Share
+from riglstm.lab.tasks.common import Count, Device, Options, Share
 from riglstm.lab.train.config import Precision, launched
 from riglstm.lab.train.folder import atomic_write
 from riglstm.lab.train.progress import say

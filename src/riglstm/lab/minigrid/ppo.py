@@ -40,8 +40,7 @@ from torch import Tensor, nn
 
 from riglstm.lab.minigrid.network import ActorCritic, Frames
 from riglstm.lab.tasks.base import generator
-from riglstm.lab.tasks.common import CPU
-from riglstm.lab.tasks.options import AboveZero, Count, Device, FromZero, Options, Share
+from riglstm.lab.tasks.common import CPU, AboveZero, Count, Device, FromZero, Options, Share
 from riglstm.lab.train.config import Precision
 from riglstm.models.base import State
 from riglstm.models.episodes import restart, run_with_resets, stepper

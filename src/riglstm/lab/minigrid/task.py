@@ -13,7 +13,7 @@ import torch
 from riglstm.lab.minigrid.levels import FAMILIES, available
 from riglstm.lab.minigrid.network import FEATURES, ActorCritic
 from riglstm.lab.tasks.base import Metric
-from riglstm.lab.tasks.options import Count, Options
+from riglstm.lab.tasks.common import Count, Options
 from riglstm.models.base import Core
 
 TEST_SEED = 2**31

@@ -49,7 +49,7 @@ from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Recipe, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_planned
 from riglstm.lab.tables.rows import append_text
-from riglstm.lab.tasks.options import Count, Options, whole
+from riglstm.lab.tasks.common import Count, Options, whole
 from riglstm.models import build, options_of
 from riglstm.models.rig import changes_of
 

@@ -18,9 +18,17 @@ from torch import Tensor, nn
 
 from riglstm.lab.tasks.balls_films import SIDE, Scene, Sequences, load, scene, unpack, written
 from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, means
-from riglstm.lab.tasks.common import batches, check_core, check_whole, empty_totals, shuffled
+from riglstm.lab.tasks.common import (
+    Count,
+    Options,
+    batches,
+    check_core,
+    check_whole,
+    empty_totals,
+    shuffled,
+    whole,
+)
 from riglstm.lab.tasks.datasets import Show, cache_folder
-from riglstm.lab.tasks.options import Count, Options, whole
 from riglstm.models.base import Core, State
 
 FEATURES = 512

@@ -1,4 +1,4 @@
-"""What several tasks share: the network on tokens, orders of data, scoring, checks of options.
+"""What tasks share: types of options, the network on tokens, orders of data, scoring.
 
 Shapes: T steps, B sequences, C tokens a step, D input features.
 """
@@ -7,15 +7,26 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
-from typing import Any
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from riglstm.lab.tasks.base import Totals, generator, part
-from riglstm.lab.tasks.options import whole
 from riglstm.models.base import Core, summary
 
 CPU = torch.device("cpu")
@@ -27,6 +38,81 @@ paper's size held up to 21 % of an H200 at a quarter of this.
 
 Most of a recurrent model's time goes into the number of steps, so large batches pay.
 """
+
+
+class Rule(NamedTuple):
+    """What a value must be: in words for a message, and as a function."""
+
+    words: str
+    fits: Callable[[Any], object]
+
+    def check(self, name: str, value: object, also: str = "") -> None:
+        """Raise ValueError for a value that does not fit; `also`: the end of the words."""
+        if not self.fits(value):
+            raise ValueError(f"{name} must be {self.words}{also}, got {value!r}")
+
+
+def whole(low: int = 1, high: float = math.inf) -> Rule:
+    """The rule of a whole number in a range."""
+    bounds = f"from {low} on" if high == math.inf else f"from {low} to {high:,}"
+    return Rule(f"a whole number {bounds}", lambda n: type(n) is int and low <= n <= high)
+
+
+def number(words: str, fits: Callable[[float], bool]) -> Rule:
+    """The rule of a number, such as `number("from 0 to 1", lambda x: 0 <= x <= 1)`."""
+    return Rule(
+        f"a number {words}",
+        lambda x: isinstance(x, int | float) and not isinstance(x, bool) and fits(x),
+    )
+
+
+Count: TypeAlias = Annotated[int, whole()]
+AboveZero: TypeAlias = Annotated[float, number("above 0", lambda x: 0 < x < math.inf)]
+FromZero: TypeAlias = Annotated[float, number("from 0 on", lambda x: 0 <= x < math.inf)]
+Share: TypeAlias = Annotated[float, number("from 0 to 1", lambda x: 0 <= x <= 1)]
+BelowOne: TypeAlias = Annotated[float, number("at least 0 and below 1", lambda x: 0 <= x < 1)]
+Device: TypeAlias = Annotated[
+    str,
+    Rule("auto, cpu, cuda or cuda:N", lambda d: re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", str(d))),
+]
+"""Whether a device is there, `riglstm.lab.train.config.pick` says."""
+
+
+class Options:
+    """Base of a dataclass of options, which checks each value by the type of its field.
+
+    Checked are a Literal and types with a `Rule`, such as `Count`, also in a tuple or beside None.
+    What hangs on several fields is checked by a `__post_init__` of the dataclass, after this one.
+    """
+
+    def __post_init__(self) -> None:
+        kinds = get_type_hints(type(self), include_extras=True)
+        for name, value in vars(self).items():
+            _check(name, value, kinds[name])
+
+
+def _check(name: str, value: Any, kind: Any) -> None:
+    kind, may_lack = strip_none(kind)
+    if value is None and may_lack:
+        return
+    parts = get_args(kind)
+    if get_origin(kind) is tuple:
+        for member in value:
+            _check(name, member, parts[0])
+    if get_origin(kind) is Literal:
+        parts = (Rule(f"one of {', '.join(map(str, parts))}", parts.__contains__),)
+    for rule in parts:
+        if isinstance(rule, Rule):
+            rule.check(name, value, also=", or none" if may_lack else "")
+
+
+def strip_none(kind: Any) -> tuple[Any, bool]:
+    """The type without None, and whether it had it."""
+    if get_origin(kind) not in (Union, types.UnionType):
+        return kind, False
+    inner = tuple(arg for arg in get_args(kind) if arg is not types.NoneType)
+    # Of one type a union is that type.
+    return Union[inner], len(inner) < len(get_args(kind))  # noqa: UP007
 
 
 class TokenNetwork(nn.Module):

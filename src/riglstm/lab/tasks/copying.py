@@ -18,15 +18,19 @@ from torch import Tensor, nn
 from riglstm.lab.tasks.base import SPLITS, Batch, Metric, Split, Totals, check_split, generator
 from riglstm.lab.tasks.common import (
     CPU,
+    AboveZero,
+    BelowOne,
+    Count,
+    Options,
     TokenNetwork,
     batches,
     check_core,
     check_network,
     check_whole,
     empty_totals,
+    whole,
 )
 from riglstm.lab.tasks.datasets import Show
-from riglstm.lab.tasks.options import AboveZero, BelowOne, Count, Options, whole
 from riglstm.models.base import Core
 
 TRAINING = SPLITS.index("training")

@@ -20,6 +20,10 @@ from torch import Tensor, nn
 from riglstm.lab.tasks.base import Batch, Metric, Split, Totals, check_split, generator
 from riglstm.lab.tasks.common import (
     CPU,
+    AboveZero,
+    BelowOne,
+    Count,
+    Options,
     TokenNetwork,
     batches,
     check_core,
@@ -27,9 +31,9 @@ from riglstm.lab.tasks.common import (
     check_whole,
     empty_totals,
     shuffled,
+    whole,
 )
 from riglstm.lab.tasks.datasets import Images, Show, obtain
-from riglstm.lab.tasks.options import AboveZero, BelowOne, Count, Options, whole
 from riglstm.models.base import Core
 
 HELD_OUT = 0.2

@@ -20,7 +20,7 @@ from torch.optim import AdamW, Optimizer
 
 from riglstm import no_decay_parameters
 from riglstm.lab.tasks.base import Split, Task, Totals
-from riglstm.lab.tasks.options import AboveZero, Count, Device, FromZero, Options, number, whole
+from riglstm.lab.tasks.common import AboveZero, Count, Device, FromZero, Options, number, whole
 
 Precision: TypeAlias = Literal["fp32", "tf32", "bf16"]
 Decay: TypeAlias = Literal["none", "linear", "cosine", "late"]
