@@ -24,6 +24,7 @@ import torch
 import nodes
 from helpers import python
 from nodes import Node
+from riglstm.lab.tables.plan import plan
 from riglstm.lab.tables.result import HEAD
 from train_helpers import last_step, weights_of_both
 
@@ -119,11 +120,13 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def trained_on(node: Node, path: Path) -> list[Path]:
     """Folders of runs that a node trains now."""
-    found = [words.split()[-1] for words in node.processes("riglstm.lab.tables.executor").values()]
-    return [path / words for words in found]
+    runs = plan("copying", ["lstm"], 2, "quick", path / "runs")
+    return [run.folder for run in runs if node.processes(f"ray::{run.label}")]
 
 
-def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(cluster, alone, tmp_path):
+def test_two_ray_nodes_lose_no_run_to_a_dead_node_a_stop_or_a_killed_driver(
+    cluster, alone, tmp_path
+):
     first, second = cluster
     driver = start(first, tmp_path)
     # Both nodes train, and the second one dies in the middle of a run that has a checkpoint.
@@ -132,11 +135,19 @@ def test_two_ray_nodes_lose_no_run_to_a_dead_node_nor_to_a_killed_driver(cluster
     lost = trained_on(second, tmp_path)
     second.kill()
     assert any((path / "config.json").exists() for path in lost)
-    # Its run goes on elsewhere, after those that wait; then the driver is killed.
+    # Its run goes on elsewhere, after those that wait. Ctrl-C lets what is trained then save.
     results = lambda: list((tmp_path / "runs").glob("*/result.json"))  # noqa: E731
     there = len(results())
     wait_until(lambda: len(results()) > there, driver)
     wait_until(lambda: any(last_step(p) >= 150 for p in trained_on(first, tmp_path)), driver)
+    (stopped,) = trained_on(first, tmp_path)
+    driver.send_signal(signal.SIGINT)
+    said, _ = driver.communicate(timeout=120)
+    assert "stopped, and all runs are saved; go on with: " in said
+    assert not (stopped / "riglstm.lock").exists(), "it was killed"
+    # The next driver is killed.
+    driver = start(first, tmp_path)
+    wait_until(lambda: any(last_step(p) >= 250 for p in trained_on(first, tmp_path)), driver)
     driver.kill()
     driver.communicate()
     assert len(results()) < 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import pickle
 import signal
@@ -156,10 +157,15 @@ def test_an_error_in_the_table_lets_the_other_runs_save(tmp_path, monkeypatch):
     assert (tmp_path / "b").exists()
 
 
-def test_an_error_in_the_table_waits_for_runs_that_are_made_elsewhere(tmp_path):
-    """As on a cluster, where no pool of threads waits for them."""
+@pytest.mark.parametrize("seconds", [math.inf, 0.1])
+def test_an_error_in_the_table_waits_for_runs_that_are_made_elsewhere(
+    seconds, tmp_path, monkeypatch
+):
+    """As on a cluster, where no pool of threads waits for them, and who is asked twice dies."""
     over, saving = Future[Any](), Future[Any]()
-    over.set_result(None)
+    threading.Timer(0.3, over.set_result, [None]).start()
+    monkeypatch.setattr(executor, "TO_SAVE", 0.0)
+    deadline = Deadline(time.time() + seconds)
     asked: list[bool] = []
 
     def close(at_once: bool) -> None:
@@ -169,7 +175,7 @@ def test_an_error_in_the_table_waits_for_runs_that_are_made_elsewhere(tmp_path):
     (run,) = several(tmp_path, "a")
     full = Mock(side_effect=OSError("the disk is full"))
     with pytest.raises(OSError, match="the disk is full"):
-        attend({over, saving}, lambda future: (run, ""), close, full, Deadline())
+        attend({over, saving}, lambda future: (run, ""), close, full, deadline)
     assert asked == [False]
     assert saving.done()
 

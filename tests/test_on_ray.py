@@ -12,6 +12,7 @@ from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,9 +23,11 @@ from riglstm.lab.cli.reproduce import Engine, place
 from riglstm.lab.tables import on_ray
 from riglstm.lab.tables.executor import overview
 from riglstm.lab.tables.on_ray import OnRay
+from riglstm.lab.tables.plan import Planned
+from riglstm.lab.tables.run import attempt
 from riglstm.lab.train.folder import RunFolder
-from riglstm.lab.train.stopping import NEVER, Deadline
-from test_executor import Heard, interrupt_when, several, use_script
+from riglstm.lab.train.stopping import NEVER, Deadline, Interrupted, StopRequest
+from test_executor import Heard, interrupt_when, several
 
 Patch = pytest.MonkeyPatch
 Capture = pytest.CaptureFixture[str]
@@ -40,14 +43,13 @@ class RayError(Exception):
 class FakeRay:
     """As much of Ray as the engine uses: a cluster of one node with two cores."""
 
-    cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)
     exceptions = SimpleNamespace(RayError=RayError, TaskCancelledError=CancelledError)
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(2)
         self.stop = threading.Event()
         self.forced: list[bool] = []
-        self.shares: list[dict[str, Any]] = []
+        self.names: list[str] = []
         self.address = ""
 
     def init(self, address: str, **options: Any) -> None:
@@ -62,16 +64,18 @@ class FakeRay:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 2.0, "memory": 1e9}
 
-    def remote(self, function: Callable[..., Any]) -> Any:
-        def submit(*arguments: Any) -> Any:
-            made = self.threads.submit(function, *arguments)
-            return SimpleNamespace(future=lambda: made, cancel=made.cancel)
+    def remote(self, **share: Any) -> Callable[..., Any]:
+        self.share = share
 
-        def options(**share: Any) -> Any:
-            self.shares.append(share)
+        def options(name: str) -> Any:
+            self.names.append(name)
             return SimpleNamespace(remote=submit)
 
-        return SimpleNamespace(options=options)
+        def submit(*arguments: Any) -> Any:
+            made = self.threads.submit(on_ray.make_run, *arguments)
+            return SimpleNamespace(future=lambda: made, cancel=made.cancel)
+
+        return lambda function: SimpleNamespace(options=options)
 
     def cancel(self, task: Any, force: bool) -> None:
         self.forced.append(force)
@@ -91,7 +95,7 @@ def ray(monkeypatch: Patch) -> FakeRay:
 
 
 def make_by(monkeypatch: Patch, make: Callable[[str], Outcome]) -> None:
-    monkeypatch.setattr(on_ray, "make_run", lambda driver, label, folder, *_: make(folder.name))
+    monkeypatch.setattr(on_ray, "make_run", lambda run, *_: make(run.folder.name))
 
 
 def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
@@ -104,14 +108,21 @@ def test_every_run_is_heard_of_with_its_error_and_the_cluster_is_left(
 
     make_by(monkeypatch, make)
     ends = Heard()
-    OnRay(gpus=0.25, cores=2).run(several(tmp_path, "abcd"), print, ends)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("RIGLSTM_DATA", "elsewhere")
+    OnRay(gpus=0.25, cores=2).run(several(tmp_path / "runs", "abcd"), print, ends)
     assert ends == {"a": "", "b": "no memory", "c": "and the node has died"}
-    share = {"num_cpus": 2, "num_gpus": 0.25, "max_retries": on_ray.TRIES}
-    assert ray.shares == [share]
-    # There was none to connect to, and the file that nodes look for is gone.
+    assert ray.names == [f"run {name} seed 0" for name in "abcd"]
+    variables = ray.share.pop("runtime_env")["env_vars"]
+    assert (variables["OMP_NUM_THREADS"], variables["RIGLSTM_DATA"]) == ("2", "elsewhere")
+    tries = {"max_retries": on_ray.TRIES, "max_calls": 1}
+    assert ray.share == {"num_cpus": 2, "num_gpus": 0.25, **tries}
+    # There was none to connect to; nodes look for the folder of the runs.
     assert ray.address == "local"
-    assert list(tmp_path.iterdir()) == []
-    assert "Ray: 2 cores and 0 GPUs; a run takes 2 and 0.25\n" in capsys.readouterr().err
+    assert (tmp_path / "runs").is_dir()
+    said = capsys.readouterr().err
+    assert "Ray: 2 cores and 0 GPUs; a run takes 2 and 0.25\n" in said
+    assert "run c seed 0: a long story\n" in said
 
 
 def test_ctrl_c_asks_all_runs_to_stop_and_waits_for_them(ray, tmp_path, monkeypatch):
@@ -139,74 +150,71 @@ def test_a_cluster_that_does_not_answer_is_told_of(ray, tmp_path, monkeypatch):
         OnRay().run(several(tmp_path, "a"), print, Heard())
 
 
-def driver(root: Path, **changes: Any) -> on_ray.Driver:
-    token = root / "token"
-    token.touch()
-    return on_ray.Driver(str(root), str(token), {}, NEVER.at)._replace(**changes)
+def make_run(run: Planned, make: Callable[..., object], begin_by: Deadline = NEVER) -> Outcome:
+    return on_ray.make_run(run, make, sys.argv, os.getcwd(), begin_by)
 
 
-def make_run(driver: on_ray.Driver, folder: Path | str, first: bool = True) -> Outcome:
-    return on_ray.make_run(driver, "run a", Path(folder), b"", first)
+def finish(spec: Any, folder: RunFolder, resume: bool) -> None:
+    folder.write_json(folder.result, {})
 
 
-FINISH = "folder.mkdir(exist_ok=True); (folder / 'result.json').write_text('{}')"
+def test_a_task_makes_its_run_where_the_driver_works(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "argv", ["a worker of Ray"])
+    (run,) = several(Path("runs"), "a")
+    (tmp_path / "runs").mkdir()
+    assert on_ray.make_run(run, finish, ["riglstm", "sweep"], str(tmp_path), NEVER) == DONE
+    assert RunFolder(tmp_path / "runs" / "a").state == "done"
+    assert sys.argv == ["riglstm", "sweep"]
 
 
-def test_a_task_makes_its_run_where_the_driver_works_with_its_variables(tmp_path, monkeypatch):
-    use_script(monkeypatch, f"{FINISH}; Path('said').write_text(os.environ['RIGLSTM_DATA'])")
-    place = driver(tmp_path, variables={"RIGLSTM_DATA": "elsewhere"})
-    assert make_run(place, "a") == DONE
-    assert (tmp_path / "said").read_text() == "elsewhere"
-
-
-def test_a_task_imports_neither_this_package_nor_torch_on_its_node(tmp_path, monkeypatch):
-    cloudpickle = pytest.importorskip("cloudpickle")
-    use_script(monkeypatch, FINISH)
-    for module in on_ray.BY_VALUE:
-        cloudpickle.register_pickle_by_value(module)
-    (tmp_path / "task").write_bytes(cloudpickle.dumps((on_ray.make_run, driver(tmp_path))))
-    # Each would take seconds, in every worker.
-    node = """
-import pickle, sys
-from pathlib import Path
-sys.modules |= dict.fromkeys(("riglstm", "torch"))
-make_run, driver = pickle.loads(Path("task").read_bytes())
-print(make_run(driver, "run a", Path("a"), b"", True))
-"""
-    done = python("-c", node, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == (f"{DONE}\n", "")
-
-
-def test_a_task_says_how_its_process_failed(tmp_path, monkeypatch):
-    use_script(monkeypatch, "sys.exit('the disk is full')")
-    assert make_run(driver(tmp_path), "a") == ("the disk is full", False)
+def test_a_task_says_how_its_run_failed(tmp_path):
+    (run,) = several(tmp_path, "a")
+    full = Mock(side_effect=OSError("the disk is full"))
+    assert make_run(run, full) == ("the disk is full", False)
+    # A bug is told by Ray, with its traceback.
+    with pytest.raises(KeyError):
+        make_run(run, Mock(side_effect=KeyError))
 
 
 def test_a_node_that_does_not_see_the_folder_makes_no_run(tmp_path):
-    place = driver(tmp_path, token=str(tmp_path / "gone"))
-    made = make_run(place, "a")
+    (run,) = several(tmp_path / "gone", "a")
+    made = make_run(run, finish)
     assert made is not None
-    assert made[0].startswith(f"expected a folder that all nodes see, got {tmp_path}, which ")
+    assert made[0].startswith(f"expected a folder that all nodes see, got {tmp_path / 'gone'}, ")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_a_lost_process_still_holds_is_tried_again(tmp_path, monkeypatch):
     monkeypatch.setattr(on_ray, "PAUSE", 0.01)
-    # The first attempt finds it held, and passes it over.
-    use_script(
-        monkeypatch, f"seen = Path('seen').exists(); Path('seen').touch()\nif seen: {FINISH}"
-    )
-    assert make_run(driver(tmp_path), "a") == DONE
+    # The first one finds it held, and passes it over.
+    tried: list[Planned] = []
+
+    def second(run: Planned, make: Callable[..., object]) -> None:
+        tried.append(run)
+        if len(tried) == 2:
+            attempt(run, make)
+
+    monkeypatch.setattr(on_ray, "attempt", second)
+    assert make_run(*several(tmp_path, "a"), finish) == DONE
 
 
-def test_a_task_that_ray_cancels_lets_its_process_save(tmp_path, monkeypatch):
-    use_script(monkeypatch, "folder.touch(); sys.stdin.buffer.read(); sys.exit(130)")
-    interrupt_when([tmp_path / "a"])
-    assert make_run(driver(tmp_path), "a") == ("", False)
+def test_a_task_that_ray_cancels_saves_its_run(tmp_path, capsys):
+    def train(spec: Any, folder: RunFolder, resume: bool) -> None:
+        with StopRequest(speaks=False) as request:
+            folder.config.touch()
+            while not request.made:
+                time.sleep(0.01)
+            raise Interrupted("stopped, and saved")
+
+    interrupt_when([tmp_path / "a" / "config.json"])
+    assert make_run(*several(tmp_path, "a"), train) == ("", False)
+    assert capsys.readouterr().err == "stopped, and saved\n"
 
 
 def test_without_time_a_task_that_is_not_among_the_first_is_left(tmp_path):
-    place = driver(tmp_path, deadline=Deadline.after(0.01).at)
-    assert make_run(place, "a", first=False) is None
+    assert make_run(*several(tmp_path, "a"), finish, Deadline.after(0.01)) is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

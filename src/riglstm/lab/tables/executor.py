@@ -28,7 +28,6 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import NoReturn, Protocol, TypeAlias, TypeVar
 
@@ -87,11 +86,6 @@ class Executor(Protocol):
         both raise KeyboardInterrupt, which says how it went. At the deadline all have stopped,
         saved, and those that were not begun are left.
         """
-
-
-def pickled(run: Planned, make: Make) -> bytes:
-    """What the run's process reads from stdin."""
-    return pickle.dumps((partial(attempt, run, make), sys.argv))
 
 
 def make_runs(
@@ -182,8 +176,7 @@ class Processes:
             tight = number >= self.at_a_time and self.deadline.left < TO_BEGIN
             if tight or closing.is_set():
                 return None
-            job, share = pickled(run, make), environment(self.at_a_time)
-            process = RunProcess(run.label, run.folder, job, share)
+            process = RunProcess(run, make, environment(self.at_a_time))
             running.append(process)
             if closing.is_set():
                 process.ask_to_stop()
@@ -230,8 +223,10 @@ def attend(
                         lost += [f"{run.label}: {error}"] if error and request.made else []
                         ended(run, error)
             except Exception:
-                # What `ended` raises ends all runs, and costs none.
-                close(False)
+                # What `ended` raises ends all runs, and costs none: each is asked to save once, as
+                # on Ray a second time means “at once”.
+                if not closed:
+                    close(False)
                 wait(left)
                 raise
         except StopNow:
@@ -245,29 +240,19 @@ def attend(
 
 
 class RunProcess:
-    """A run's process; `job`: what it reads from stdin, `cwd`: where it runs, None: here.
+    """A run's process."""
 
-    A Ray worker gets this module and `progress` by value: the class uses no other of ours.
-    """
-
-    def __init__(
-        self,
-        label: str,
-        folder: Path,
-        job: bytes,
-        environment: Mapping[str, str],
-        cwd: str | None = None,
-    ) -> None:
-        self.label = label
+    def __init__(self, run: Planned, make: Make, environment: Mapping[str, str]) -> None:
+        job = pickle.dumps((partial(attempt, run, make), sys.argv))
+        self.label = run.label
         self.asked = False
         """Whether it was asked to stop."""
         self.process = subprocess.Popen(
-            (sys.executable, *WORKER, str(folder)),
+            (sys.executable, *WORKER, str(run.folder)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
-            cwd=cwd,
             # A terminal's Ctrl-C is for the parent: heard twice, it would mean “at once”.
             start_new_session=True,
         )

@@ -1,12 +1,9 @@
 """Runs on a Ray cluster, of one machine or of many: each is a task with its share of a node.
 
-A task starts the process that `Processes` starts, and asks it to stop in the same way, by the end
-of its stdin: whatever ends a task, a node that dies or a driver that is killed, its run saves or is
-gone. Ray begins the task again on another node, where the run goes on from its last checkpoint.
-All nodes see the folder of the runs, and have this package installed. The driver alone writes rows.
-
-A worker of Ray gets the code of its task by value, with that of `RunProcess`. It would otherwise
-import this package, and torch with it, for a process that starts another and waits.
+`attempt` makes the run in the worker's own process. Ray cancels a task as Ctrl-C would: the run
+saves and ends. A task whose node dies begins again on another, where the run goes on from its last
+checkpoint. All nodes see the folder of the runs, and have this package installed. The driver alone
+writes rows.
 """
 
 from __future__ import annotations
@@ -17,18 +14,15 @@ import os
 import platform
 import sys
 import time
-import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-from riglstm.lab.tables import executor
-from riglstm.lab.tables.executor import POLL, TO_BEGIN, End, Ended, RunProcess, attend, pickled
+from riglstm.lab.tables.executor import POLL, TO_BEGIN, End, Ended, attend, in_words
 from riglstm.lab.tables.plan import Planned
-from riglstm.lab.tables.run import Make
-from riglstm.lab.train import progress
+from riglstm.lab.tables.run import Make, attempt
 from riglstm.lab.train.folder import commit
 from riglstm.lab.train.progress import say
 from riglstm.lab.train.stopping import NEVER, Deadline
@@ -51,28 +45,12 @@ SETTINGS = {
     # What a run without a share of a GPU may see is said by --device.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-OVER = ("result.json", "failed.json")
-"""Files of a run that is over: its result, or the reason why it has none."""
-BY_VALUE = (sys.modules[__name__], executor, progress)
-"""Modules whose code is in a task, so that a worker of Ray imports none of ours."""
 PASSED = ("OMP_NUM_THREADS", "PYTHONPATH")
 """Variables that runs get from the driver, beside those that begin with RIGLSTM_."""
 
 
 Outcome: TypeAlias = tuple[str, bool] | None
 """Of a task: its run's error, and whether the run is over; None: it was not begun."""
-
-
-class Driver(NamedTuple):
-    """What a task has to know of the program that asks for its run."""
-
-    folder: str
-    """Where it runs: paths of jobs may be relative."""
-    token: str
-    """A file that it has made beside the runs, for nodes to see."""
-    variables: dict[str, str]
-    deadline: float
-    """As `time.time` counts."""
 
 
 @dataclass(frozen=True)
@@ -91,17 +69,24 @@ class OnRay:
         """Make runs."""
         if not runs:
             return
-        with connected(self.address) as ray, shown(runs[0].folder.parent) as token:
-            driver = Driver(os.getcwd(), token, variables(self.cores), self.deadline.at)
+        runs[0].folder.parent.mkdir(parents=True, exist_ok=True)
+        with connected(self.address) as ray:
             at_a_time = self._room(ray)
-            share = {"num_cpus": self.cores, "num_gpus": self.gpus, "max_retries": TRIES}
-            for module in BY_VALUE:
-                ray.cloudpickle.register_pickle_by_value(module)
-            task = ray.remote(make_run).options(**share)
-            tasks = [
-                task.remote(driver, run.label, run.folder, pickled(run, make), number < at_a_time)
-                for number, run in enumerate(runs)
-            ]
+            task = ray.remote(
+                num_cpus=self.cores,
+                num_gpus=self.gpus,
+                max_retries=TRIES,
+                # A process that has made a run on a GPU ends, and frees what it holds there; on
+                # cores it makes the next one, without loading torch again.
+                max_calls=int(self.gpus > 0),
+                runtime_env={"env_vars": self._variables()},
+            )(make_run)
+            tasks = []
+            for number, run in enumerate(runs):
+                # The first ones are begun in any case: each call gets further.
+                begin_by = NEVER if number < at_a_time else self.deadline
+                asked = (run, make, sys.argv, os.getcwd(), begin_by)
+                tasks.append(task.options(name=run.label).remote(*asked))
             of = {task.future(): run for task, run in zip(tasks, runs, strict=True)}
 
             def close(at_once: bool) -> None:
@@ -116,6 +101,14 @@ class OnRay:
         cores, gpus = there.get("CPU", 0), there.get("GPU", 0)
         say(f"Ray: {cores:g} cores and {gpus:g} GPUs; a run takes {self.cores} and {self.gpus:g}")
         return max(1, int(min(cores / self.cores, gpus / self.gpus if self.gpus else cores)))
+
+    def _variables(self) -> dict[str, str]:
+        """What a run has in its environment, whatever its node has."""
+        own = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(self.cores))
+        if (made_by := commit()) is not None:
+            own["RIGLSTM_COMMIT"] = made_by
+        given = os.environ.items()
+        return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
 @contextlib.contextmanager
@@ -141,92 +134,57 @@ def connected(address: str) -> Iterator[Any]:
         ray.shutdown()
 
 
-@contextlib.contextmanager
-def shown(folder: Path) -> Iterator[str]:
-    """A file beside the runs, by which nodes know that they see the driver's folder."""
-    path = folder.absolute() / f".ray-{uuid.uuid4().hex}"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-    try:
-        yield str(path)
-    finally:
-        path.unlink(missing_ok=True)
-
-
-def variables(cores: int) -> dict[str, str]:
-    """What a run's process has in its environment, whatever its node has."""
-    own = dict.fromkeys(("OMP_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS"), str(cores))
-    if (made_by := commit()) is not None:
-        own["RIGLSTM_COMMIT"] = made_by
-    given = os.environ.items()
-    return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
-
-
-def _end(ray: Any, over: Future[Outcome], run: Planned) -> End | None:
+def _end(ray: Any, task: Future[Outcome], run: Planned) -> End | None:
     """What became of a task that is over; None where its run was not begun."""
     try:
-        said = over.result()
+        said = task.result()
     except ray.exceptions.TaskCancelledError:
         return None
     except ray.exceptions.RayError as error:
+        say(f"{run.label}: {error}")
         lines = [line for line in str(error).splitlines() if line.strip()]
         return run, lines[-1].strip() if lines else type(error).__name__
     if said is None:
         return None
-    words, finished = said
+    words, over = said
     until = time.monotonic() + SEEN
-    while finished and not is_over(run.folder) and time.monotonic() < until:
+    while over and not _is_over(run) and time.monotonic() < until:
         time.sleep(POLL)
     return run, words
 
 
-# The task, on a node: of this package it may use what is in `BY_VALUE` alone.
+def _is_over(run: Planned) -> bool:
+    return run.state in ("done", "failed")
 
 
-def make_run(driver: Driver, label: str, folder: Path, job: bytes, first: bool) -> Outcome:
-    """Make a run on this node, if enough time is left.
-
-    The first ones are begun in any case: each call gets further.
-    """
-    if not first and driver.deadline - time.time() < TO_BEGIN:
+def make_run(
+    run: Planned, make: Make, command: list[str], place: str, begin_by: Deadline
+) -> Outcome:
+    """Make a run on this node, if there is time to begin it; `place`: where the driver works."""
+    if begin_by.left < TO_BEGIN:
         return None
-    folder = Path(driver.folder, folder)
-    if not Path(driver.token).exists():
+    root = Path(place, run.folder).parent
+    if not root.is_dir():
         error = (
-            f"expected a folder that all nodes see, got {folder.parent}, which the node "
+            f"expected a folder that all nodes see, got {root}, which the node "
             f"{platform.node()} does not; --out must name one on a shared file system"
         )
         return error, False
-    for number in range(TRIES):
-        if number:
-            time.sleep(PAUSE)
-        variables = {**os.environ, **driver.variables}
-        process = RunProcess(label, folder, job, variables, driver.folder)
-        stopped, error = _wait(process)
-        finished = is_over(folder)
-        # One that ends well, and has not finished its run, has found the folder held by another.
-        if stopped or error or finished or driver.deadline - time.time() < TO_BEGIN:
-            break
-    return error, finished
-
-
-def is_over(folder: Path) -> bool:
-    """True if a run's folder holds its result, or the reason why there is none."""
-    return any((folder / name).exists() for name in OVER)
-
-
-def _wait(process: RunProcess) -> tuple[bool, str]:
-    """Wait for the end of a run's process; whether it was asked to stop, and its error.
-
-    Ray cancels a task by KeyboardInterrupt, which Python raises between two looks.
-    """
-    stopped = False
-    with ThreadPoolExecutor(1) as thread:
-        heard = thread.submit(process.hear)
-        while not heard.done():
-            try:
-                wait([heard], POLL)
-            except KeyboardInterrupt:
-                stopped = True
-                process.ask_to_stop()
-    return stopped, heard.result()
+    try:
+        os.chdir(place)
+        sys.argv = command
+        for number in range(TRIES):
+            if number:
+                time.sleep(PAUSE)
+            attempt(run, make)
+            # Else it has found the folder held by another.
+            if _is_over(run):
+                break
+    except KeyboardInterrupt as stop:
+        say(str(stop) or "stopped; what is done, or was saved, stays so")
+    except Exception as error:
+        said = in_words(error)
+        if said is None:
+            raise
+        return said, False
+    return "", _is_over(run)
