@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 from torch.nn.utils.rnn import pack_sequence
 from torch.utils.checkpoint import checkpoint
 
-from helpers import close, compiles_steps, eager_backends, numbers
+from helpers import close, compiles_steps, eager_backends, kernels, numbers
 from riglstm import BackendError, RigLSTM, RigLSTMCell, no_decay_parameters, scan
 from test_layer import build
 
@@ -106,8 +106,7 @@ def test_checkpoint_recomputes_the_same_gradients(backend):
 
 # torch builds its forward-mode formulas with a part of itself that it has since deprecated.
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
-def test_what_batched_cannot_do_it_refuses_by_name_and_the_reference_does(monkeypatch):
-    monkeypatch.setattr(scan.compiled, "available", lambda device: True)
+def test_what_batched_cannot_differentiate_it_refuses_by_name_and_the_reference_does():
     layer, x = build(backend="batched"), numbers(5, 3, 4)
     several = torch.stack((x, -x))
 
@@ -125,7 +124,7 @@ def test_what_batched_cannot_do_it_refuses_by_name_and_the_reference_does(monkey
     ones = torch.ones_like(x)
     modes = (
         "backend='batched' has backward() only: no forward-mode derivative, and none of "
-        "torch.func's vmap, grad, jvp and jac*; use backend='reference' or 'auto'"
+        "torch.func's grad, jvp and jac*; use backend='reference' or 'auto'"
     )
     batch = (
         "backend='batched' has one gradient at a time, got a batch of them "
@@ -138,13 +137,15 @@ def test_what_batched_cannot_do_it_refuses_by_name_and_the_reference_does(monkey
         (dual, modes),
         (lambda: jvp(loss, (x,), (ones,)), modes),
         (lambda: grad(loss)(x), modes),
-        (lambda: torch.vmap(run)(several), modes),
+        (lambda: jvp(torch.vmap(run), (several,), (several,)), modes),
         (lambda: jacobian(run, x, vectorize=True), batch),
         (lambda: many(y.expand(2, 5, 3, 12)), batch),
     ):
         with pytest.raises(NotImplementedError) as caught:
             call()
         assert str(caught.value) == message
+    with pytest.raises(ValueError, match="needs a dimension of at least 1 here, got one of size 0"):
+        torch.vmap(run)(several[:0])
     # Compiled, forward mode would give zeros.
     for transform in (lambda f, x: jvp(f, (x,), (ones,))[1], lambda f, x: jacfwd(f)(x)):
         torch._dynamo.reset()
@@ -153,9 +154,6 @@ def test_what_batched_cannot_do_it_refuses_by_name_and_the_reference_does(monkey
             compiled(x)
     (dx,) = torch.autograd.grad(loss(leaf := x.clone().requires_grad_()), leaf)
     want = jacobian(lambda v: run(v).sum(0), x)
-    layer.backend = "compiled"
-    with pytest.raises(NotImplementedError, match="backend='compiled' has backward"):
-        torch.vmap(run)(several)
     layer.backend = "reference"
     close(grad(loss)(x), dx)
     close(jvp(loss, (x,), (ones,))[1], dx.sum())
@@ -163,7 +161,6 @@ def test_what_batched_cannot_do_it_refuses_by_name_and_the_reference_does(monkey
 
 
 TRANSFORMS: dict[str, Any] = {
-    "vmap": lambda f, x: torch.vmap(f)(torch.stack((x, -x))),
     "grad": lambda f, x: grad(f)(x),
     "jvp": lambda f, x: jvp(f, (x,), (torch.ones_like(x),))[1],
     "jacrev": lambda f, x: jacrev(lambda v: f(v) * v.sum((0, 2)))(x),
@@ -177,7 +174,7 @@ TRANSFORMS: dict[str, Any] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
-def test_auto_takes_the_reference_in_transforms_of_torch_func(transform, compiled):
+def test_auto_takes_the_reference_where_torch_func_takes_derivatives(transform, compiled):
     answers = []
     for backend in ("auto", "reference"):
         layer = build(backend=backend, num_cells=2)
@@ -276,9 +273,15 @@ def test_a_layer_for_a_gpu_may_be_made_on_a_cpu_and_moved(monkeypatch):
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "backend", ["reference", "batched", pytest.param("triton", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("of", ["inputs", "weights"])
-def test_vmap_of_auto_has_the_bits_of_the_reference_and_the_numbers_of_single_calls(of):
-    layers = [RigLSTM(4, 12) for _ in range(3)]
+def test_vmap_gives_outputs_and_gradients_of_single_calls_without_a_warning(of, backend):
+    """Operators make these calls, one after another, and so give their bits."""
+    if backend == "triton":
+        kernels("forward", on_a_gpu=False)
+    layers = [RigLSTM(4, 12, backend=backend) for _ in range(3)]
     weights, _ = torch.func.stack_module_state(layers)
     x = torch.randn(3, 2, 2, 4, requires_grad=of == "inputs")
     for w in weights.values():
@@ -288,15 +291,15 @@ def test_vmap_of_auto_has_the_bits_of_the_reference_and_the_numbers_of_single_ca
     def run(w: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(layers[0], w, x)[0]  # type: ignore[no-any-return]
 
-    single = torch.stack([run({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)])
-    several = [torch.vmap(run)(weights, x)]
-    layers[0].backend = "reference"
-    several.append(torch.vmap(run)(weights, x))
-    want, auto, reference = (
-        (y.detach(), *torch.autograd.grad(y.square().sum(), wanted)) for y in (single, *several)
+    single = [run({n: w[i] for n, w in weights.items()}, x[i]) for i in range(3)]
+    got, want = (
+        (y.detach(), *torch.autograd.grad(y.square().sum(), wanted))
+        for y in (torch.vmap(run)(weights, x), torch.stack(single))
     )
-    assert all(map(torch.equal, auto, reference))
-    torch.testing.assert_close(auto, want, rtol=1e-5, atol=1e-6)
+    with torch.no_grad():
+        got, want = (*got, torch.vmap(run)(weights, x)), (*want, want[0])
+    near = {"rtol": 1e-5, "atol": 1e-6} if backend == "reference" else {"rtol": 0.0, "atol": 0.0}
+    torch.testing.assert_close(got, want, **near)
 
 
 STATES = [{}, {"soft_update": False}, {"active_cells": 6}, {"views": "soft"}, {"num_cells": 1}]

@@ -491,10 +491,11 @@ def test_auto_keeps_to_operators_where_compilers_and_modes_watch(monkeypatch):
     x = torch.randn(3, 2, 2, D, dtype=torch.float64)
     layer(x[0])
     assert not ran
+    torch.vmap(lambda x: layer(x)[0])(x)
     with FlopCounterMode(display=False):
         layer(x[0])
     torch.jit.trace(layer, (x[0],), check_trace=False)
-    assert len(ran) == 2
+    assert len(ran) == 3
 
 
 @marked

@@ -21,6 +21,7 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_DERIVATIVES = (_functorch.TransformType.Grad, _functorch.TransformType.Jvp)
 _PLAIN = {Tensor, torch.nn.Parameter, type(None)}
 _resume: Callable[[Any], None] = torch._C._set_tracing_state  # type: ignore[attr-defined]
 
@@ -85,12 +86,14 @@ def constant_to_compilers(look: Callable[P, R]) -> Callable[P, R]:
 
 
 @constant_to_compilers
-def transforming() -> bool:
-    """True inside a transform of torch.func, or a level of forward mode."""
-    return (
-        _functorch.peek_interpreter_stack() is not None
-        or getattr(forward_ad, "_current_level", -1) >= 0
-    )
+def differentiating() -> bool:
+    """True inside torch.func's grad, jvp and jac*, or a level of forward mode."""
+    if getattr(forward_ad, "_current_level", -1) >= 0:
+        return True
+    if _functorch.peek_interpreter_stack() is None:
+        return False
+    stack = _functorch.get_interpreter_stack() or ()
+    return any(level.key() in _DERIVATIVES for level in stack)
 
 
 def watched(*tensors: Tensor | None) -> bool:
@@ -102,17 +105,18 @@ def watched(*tensors: Tensor | None) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or tracing()
-        or transforming()
+        or _functorch.peek_interpreter_stack() is not None
+        or getattr(forward_ad, "_current_level", -1) >= 0
         or not _PLAIN.issuperset(map(type, tensors))
     )
 
 
 def refuse_transforms(backend: str) -> None:
-    """Raise in what only the reference can be put through."""
-    if transforming():
+    """Raise where a derivative is taken that a backend of operators does not have."""
+    if differentiating():
         raise NotImplementedError(
             f"backend={backend!r} has backward() only: no forward-mode derivative, and none of "
-            "torch.func's vmap, grad, jvp and jac*; use backend='reference' or 'auto'"
+            "torch.func's grad, jvp and jac*; use backend='reference' or 'auto'"
         )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 from riglstm.cell import Weights
 from riglstm.checks import (
     constant_to_compilers,
+    differentiating,
     refuse_transforms,
     tracing,
-    transforming,
     untraced,
     watched,
 )
@@ -123,10 +123,11 @@ def choose_backend(backend: str, name: str) -> str:
                 f"torch.jit.trace would fix the length of sequences with backend={name!r}; use "
                 "backend='batched' or 'auto', or torch.export"
             )
-    elif transforming():
-        if backend not in ("auto", "reference"):
+    elif differentiating():
+        if backend == "auto":
+            return "reference"
+        if name in ("batched", "triton"):
             refuse_transforms(name)
-        return "reference"
     elif torch.compiler.is_exporting() and _for_onnx():
         if backend not in ("auto", "reference"):
             raise BackendError(

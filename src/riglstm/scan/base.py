@@ -111,6 +111,31 @@ def loop(
     return torch.stack(y), (h, c), extras
 
 
+def vmap_by_loop(operator: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a vmap rule for a forward operator: one call for each, and the results stacked.
+
+    Its last argument says whether to save for a backward pass. Tensors in a batch of vmap's do not
+    tell that they need one; here, by themselves, they do.
+    """
+
+    def rule(info: Any, in_dims: tuple[Any, ...], *args: Any) -> tuple[Any, Any]:
+        if info.batch_size == 0:
+            raise ValueError(
+                "torch.vmap needs a dimension of at least 1 here, got one of size 0; leave it out"
+            )
+        made = []
+        for i in range(info.batch_size):
+            *here, save = (
+                a if at is None else a.select(at, i) for a, at in zip(args, in_dims, strict=True)
+            )
+            needed = any(isinstance(a, Tensor) and a.requires_grad for a in here)
+            made.append(operator(*here, save or (needed and torch.is_grad_enabled())))
+        out = tuple(torch.stack(each) for each in zip(*made, strict=True))
+        return out, (0,) * len(out)
+
+    return rule
+
+
 def rounded_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a @ b).to(dtype)
 

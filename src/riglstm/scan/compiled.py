@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _functorch
 
 from riglstm.cell import Weights, cell_scores, gated, input_views, scores
 from riglstm.checks import learns, product_dtype
 from riglstm.cuda_graphs import Cache
+from riglstm.scan import reference
 from riglstm.scan.base import BackendError, State, begin, five_gates, loop
 from riglstm.selection import Noise, Selection, choose_cells, weigh_peers, weigh_views
 
@@ -104,6 +106,9 @@ def scan(
     reset: Tensor | None = None,
 ) -> tuple[Tensor, State, Tensor]:
     """See `riglstm.scan.scan`."""
+    if _functorch.peek_interpreter_stack() is not None:
+        # The compiler takes no tensors of torch.func; transforms see the equations as they are.
+        return reference.scan(x, h, c, weights, sel, noise=noise, live=live, reset=reset)
     h, c = begin(x, h, c, weights, sel)
     given = (x, h, c, *weights, *(noise or Noise()), live, reset)
     run = functools.partial(_run, sel)

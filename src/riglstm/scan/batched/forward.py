@@ -19,7 +19,7 @@ from torch import Tensor
 from riglstm.cell import Weights, cell_scores, others
 from riglstm.checks import learns, product_dtype, refuse_transforms, watched
 from riglstm.inputs import State, begin, flat
-from riglstm.scan.base import RULES, WEIGHTS
+from riglstm.scan.base import RULES, WEIGHTS, vmap_by_loop
 from riglstm.scan.batched import native
 from riglstm.selection import (
     LOWEST,
@@ -108,6 +108,9 @@ def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
     ctx.save_for_backward(x, W_in, b_in, W, b, W_q, update_bias, reset, *kept)
     ctx.idle = some_idle(x.device, Selection(*rules), live)
     ctx.rules, ctx.shape = (*rules, product), output[0].shape
+
+
+forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
 def awake_only(device: torch.device, sel: Selection) -> bool:

@@ -25,6 +25,7 @@ from riglstm.scan.base import (
     handed_out,
     input_map_gradients,
     needed,
+    vmap_by_loop,
 )
 from riglstm.scan.triton.forward import forward, plain, whole
 from riglstm.scan.triton.kernels.backward import (
@@ -174,6 +175,7 @@ class Eager(torch.autograd.Function):
 
 forward_op.register_autograd(_gradients, setup_context=_setup_context)
 backward_op.register_autograd(refuse_second_backward("triton"))
+forward_op.register_vmap(vmap_by_loop(forward_op))
 
 
 def width(z: Sizes) -> tuple[int, int]:
