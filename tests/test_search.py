@@ -124,7 +124,11 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ('"M=1"', '"M=3"', "setting must be some of M=1, M=2, got 'M=3'"),
         ('"lstm", ', '"lstn", ', "models must be some of .*, got 'lstn'"),
         ("[own.riglstm]", "[own.rim]", "own.rim must be at most 4 options of one of"),
-        ("[own.riglstm]", "[own.riglstm]\na = 1\nb = 1\nc = 1\nd = 1", "own.riglstm must be at mo"),
+        (
+            "[own.riglstm]",
+            "[own.riglstm]\na = [1]\nb = [1]\nc = [1]\nd = [1]",
+            "riglstm must be at mo",
+        ),
         ('"fit.lr"', '"fit.rate"', "unexpected keyword argument 'rate'"),
         ('"fit.lr"', '"training.lr"', "must begin with task or fit or model, got 'training.lr'"),
         ("trials = 3", "trails = 3", "its fields must be some of table, .*, got 'trails'"),
@@ -132,6 +136,7 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ("evaluations = 2", "evaluations = 0", "evaluations must be a whole number from 1 on"),
         ("{log = [1e-3, 1e-2]}", "{lin = [1e-3, 1e-2]}", "fit.lr must be a list of values, or"),
         ("{log = [1e-3, 1e-2]}", "[]", "fit.lr must be a list of values, or"),
+        ("{log = [1e-3, 1e-2]}", "{log = [1e-2, 1e-3]}", "fit.lr must be a list of values, or"),
         (
             '"model.forget_bias"',
             '"model.forgot"',
@@ -140,8 +145,10 @@ def test_trial_0_is_the_recipe_with_updates_as_drawn_and_an_unknown_option_is_le
         ("[true, false]", '["maybe"]', "steady_start must be"),
         ('table = "copying"', "table =", "Invalid value"),
         ("final_seeds = [1, 2]", "final_seeds = [0, 2]", "one that no trial had, got 0"),
+        ("final_seeds = [1, 2]", "", "final_updates and final_seeds must both be there"),
         ("riglstm = [1]", "riglstn = [1]", "final_seeds_of must be some of .*, got 'riglstn'"),
         ('"M=2" = 4', '"M=3" = 4', "final_updates must be some of M=1, M=2, got 'M=3'"),
+        ('"M=2" = 4', '"M=2" = 0', "final_updates must be a whole number from 1 on, got 0"),
         ("trials = 3", 'trials = 3\nrules = ["test"]', "rules must be some of .*, got 'test'"),
         ("trials = 3", 'trials = 3\nrecipe_of = ["tiny2", "lstm"]', "No such file"),
     ],
@@ -195,13 +202,31 @@ def test_a_run_has_one_line_and_the_first_stays(tmp_path):
     assert search.read_lines(path) == [{**one, "seconds": 1}]
 
 
-def test_a_space_that_takes_its_recipe_from_another_has_no_trials(tiny):
+@pytest.mark.parametrize(
+    ("name", "trials", "message"),
+    [
+        ("taking", "trials = 0", "recipe_of must name a space with trials, got one that has"),
+        ("other", "trials = 0", "recipe_of must name a space with trials, got one that has"),
+        ("tiny", "trials = 2", "must have trials = 0 and nothing named, got the trials 0, 1"),
+        ("tiny", "trials = 0\nnamed.a = {}", "and nothing named, got the trials a"),
+    ],
+)
+def test_a_recipe_is_taken_from_a_space_that_has_trials_and_for_one_that_has_none(
+    name, trials, message, tiny
+):
+    def space(of: str, trials: str = "trials = 0") -> str:
+        return (
+            f'table = "copying"\nsetting = "M=1"\nbudget = "quick"\nmodels = ["lstm"]\n'
+            f'recipe_of = ["{of}", "lstm"]\n{trials}\n'
+        )
+
     taking = tiny.with_name("taking.toml")
-    head = 'table = "copying"\nsetting = "M=1"\nbudget = "quick"\n'
-    taking.write_text(f'{head}recipe_of = ["tiny", "lstm"]\n')
-    space = read_space(taking)
-    assert space.searched.labels() == read_space(tiny).labels()
-    assert space.labels() == []
+    taking.write_text(space("tiny"))
+    assert read_space(taking).source is not None
+    tiny.with_name("other.toml").write_text(space("taking"))
+    taking.write_text(space(name, trials))
+    with pytest.raises(ValueError, match=message):
+        read_space(taking)
 
 
 def test_two_trials_that_are_one_run_are_made_once(tiny, tmp_path):

@@ -43,13 +43,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from riglstm.lab.tables.plan import Planned, RunSpec, folder_name, planned, spec_of
 from riglstm.lab.tables.recipes import AT_HOME, SHIFTED, Budget, Recipe, chosen, recipe, steady
 from riglstm.lab.tables.result import made_by, read_planned
 from riglstm.lab.tables.rows import append_text
-from riglstm.lab.tasks.common import Count, Options, whole
+from riglstm.lab.tasks.common import check_whole
 from riglstm.models import build, options_of
 from riglstm.models.rig import changes_of
 
@@ -60,15 +60,15 @@ MOST_OWN = 4
 
 
 @dataclass(frozen=True)
-class Space(Options):
+class Space:
     """What is searched; the fields are those of its file."""
 
     name: str
     table: str
     setting: str
     budget: Budget = "tuned"
-    trials: Annotated[int, whole(0)] = 16
-    evaluations: Count = 6
+    trials: int = 16
+    evaluations: int = 6
     seeds: tuple[int, ...] = (0,)
     models: tuple[str, ...] = ()
     every: Mapping[str, Any] = field(default_factory=dict)
@@ -94,9 +94,7 @@ class Space(Options):
         return recipe(self.table, self.budget)
 
     def labels(self) -> list[str]:
-        """All trials: by number, then by name; none where another space has them."""
-        if self.recipe_of:
-            return []
+        """All trials: by number, then by name."""
         return [*map(str, range(self.trials)), *self.named]
 
     def all_final_seeds(self) -> list[int]:
@@ -104,23 +102,34 @@ class Space(Options):
         return sorted({*self.final_seeds, *chain(*self.final_seeds_of.values())})
 
 
-def read_space(path: Path) -> Space:
-    """A space from its file; raises ValueError where it is none."""
+def read_space(path: Path, *, chooses: bool = False) -> Space:
+    """A space from its file; raises ValueError where it is none.
+
+    `chooses`: another space takes its recipe from this one, which must have trials itself.
+    """
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
         chosen("its fields", FIELDS, data)
         data |= {name: tuple(data[name]) for name in TUPLES if name in data}
         space = Space(path.stem, **data)
+        if space.recipe_of and chooses:
+            raise ValueError("recipe_of must name a space with trials, got one that has recipe_of")
         if space.recipe_of:
             name, model = space.recipe_of
-            source = read_space(path.with_name(f"{name}.toml"))
+            source = read_space(path.with_name(f"{name}.toml"), chooses=True)
             chosen("recipe_of", source.models, [model])
             space = replace(space, source=source)
         how = space.how
         models = chosen("models", how.rows, space.models) or how.models
         space = replace(space, models=models, rules=chosen("rules", RULES, space.rules))
         chosen("setting", how.settings, [space.setting])
-        _check(space)
+        _check_numbers(space)
+        for model, options in space.own.items():
+            if model not in space.models or len(options) > MOST_OWN:
+                raise ValueError(
+                    f"own.{model} must be at most {MOST_OWN} options of one of "
+                    f"{', '.join(space.models)}, got {', '.join(options)}"
+                )
         # Whether every trial can be built is told before the first one is trained.
         for model, label in product(space.models, space.searched.labels()):
             made = spec(space, model, label)
@@ -137,22 +146,36 @@ TUPLES = ("seeds", "models", "final_seeds", "recipe_of", "rules")
 """Fields that are lists in a file."""
 
 
-def _check(space: Space) -> None:
-    """Raise ValueError for what would be left out in silence, and for what would not be fair."""
+def _check_numbers(space: Space) -> None:
+    """What is counted, and what is drawn from."""
+    check_whole("trials", space.trials, 0)
+    check_whole("evaluations", space.evaluations)
+    if space.recipe_of and space.labels():
+        raise ValueError(
+            "a space with recipe_of has no trials of its own and must have trials = 0 and nothing "
+            f"named, got the trials {', '.join(space.labels())}"
+        )
     chosen("final_updates", space.how.settings, [*space.final_updates])
     chosen("final_seeds_of", space.models, [*space.final_seeds_of])
+    for times in space.final_updates.values():
+        check_whole("final_updates", times)
     for seed in space.all_final_seeds():
         if seed in space.searched.seeds:
             raise ValueError(f"a final seed must be one that no trial had, got {seed}")
+    if bool(space.final_updates) != bool(space.final_seeds):
+        raise ValueError("final_updates and final_seeds must both be there, or neither")
     known = {f"model.{o}" for m in space.models for o in options_of(space.how.rows[m].model)}
-    for name in chain(space.every, space.shared, *space.own.values(), *space.named.values()):
+    drawn = (space.shared, *space.own.values())
+    for name in chain(space.every, *space.named.values(), *drawn):
         if name.startswith("model.") and name not in known:
             raise ValueError(f"{name} is an option of none of {', '.join(space.models)}")
-    for model, options in space.own.items():
-        if model not in space.models or len(options) > MOST_OWN:
+    for name, choices in chain(*(part.items() for part in drawn)):
+        log = isinstance(choices, Mapping)
+        values = choices.get("log") if log else choices
+        fits = isinstance(values, list) and len(values) > 0
+        if not fits or (log and not (len(values) == 2 and 0 < values[0] < values[1])):
             raise ValueError(
-                f"own.{model} must be at most {MOST_OWN} options of one of "
-                f"{', '.join(space.models)}, got {', '.join(options)}"
+                f"{name} must be a list of values, or {{log = [low, high]}}, got {choices!r}"
             )
 
 
@@ -187,16 +210,11 @@ def _draw(choices: Any, name: str, trial: int, trials: int) -> Any:
     source = random.Random(name)
     order = source.sample(range(trials), trials)
     place = order[trial]
-    try:
-        if isinstance(choices, Mapping):
-            low, high = map(math.log, choices["log"])
-            part = (place + random.Random(f"{name}, trial {trial}").random()) / trials
-            return float(f"{math.exp(low + part * (high - low)):.3g}")
-        return choices[place % len(choices)]
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name} must be a list of values, or {{log = [low, high]}}, got {choices!r}"
-        ) from error
+    if isinstance(choices, Mapping):
+        low, high = map(math.log, choices["log"])
+        part = (place + random.Random(f"{name}, trial {trial}").random()) / trials
+        return float(f"{math.exp(low + part * (high - low)):.3g}")
+    return choices[place % len(choices)]
 
 
 def spec(space: Space, model: str, label: str, seed: int = 0) -> RunSpec:
