@@ -81,6 +81,8 @@ def test_no_mean_is_over_runs_of_two_trainings(runs, tmp_path):
     theirs = [r["value"] for r in found[-1].rows if r["metric"] == "success"]
     kept = [row for run in found if run.path.name != "c" for row in agents.rows(run, run.path.name)]
     assert [bar[2] for bar in relative(kept)] == pytest.approx([60 - 100 * v for v in theirs])
+    results(found[2:], missing)
+    assert "LavaGap: RIM (there) and RigLSTM (here) were trained otherwise: fit.fr" in missing[-1]
     # Where memories were trained for longer than others, a column says so.
     (other,) = agents.tables([row for run in found[2:] for row in agents.rows(run, run.path.name)])
     assert other.differing() == ["updates"]

@@ -12,6 +12,7 @@ from riglstm.lab.report.curves import LOOKS, Picture, draw_training, plot_axes, 
 from riglstm.lab.tables import agents
 from riglstm.lab.tables.result import Record, ResultRow, Series
 from riglstm.lab.tables.table import TextTable, newest, text_table
+from riglstm.lab.train.folder import differences
 from riglstm.plot.draw import FAINT, GRID, new_figure, styled
 
 OURS, THEIRS = "riglstm", "rim"
@@ -28,6 +29,7 @@ def results(runs: Sequence[Record], missing: list[str]) -> list[str | TextTable 
     counted = {row.run for row in shown}
     left = dict.fromkeys(row.run for row in rows if row.run not in counted)
     missing += [f"{run}: left out, a later run of its memory was trained otherwise" for run in left]
+    missing += unequal_training([run for run in runs if str(run.path) in counted])
     bars = relative(shown)
     pictures = [*([relative_picture(bars)] if bars else []), *_training(runs)]
     return [*map(text_table, agents.tables(shown)), agents.NOTE, *pictures]
@@ -52,6 +54,23 @@ def relative(rows: Sequence[ResultRow]) -> list[Bar]:
                 mean = float(np.mean(ours) - np.mean(theirs))
                 bars.append((of.title, name, mean, float(spread)))
     return bars
+
+
+def unequal_training(runs: Sequence[Record]) -> list[str]:
+    """A line on each family on which RigLSTM and RIM were trained with other options."""
+    found: dict[str, dict[str, Record]] = {}
+    for run in runs:
+        found.setdefault(run.spec.task_options["family"], {}).setdefault(run.spec.name, run)
+    said = []
+    for family, of in found.items():
+        if OURS in of and THEIRS in of:
+            theirs, ours = (of[name].spec.identity()["fit"] for name in (THEIRS, OURS))
+            if words := differences(theirs, ours, "fit"):
+                said.append(
+                    f"MiniGrid, {FAMILIES[family].title}: RIM (there) and RigLSTM (here) were "
+                    f"trained otherwise: {'; '.join(words)}"
+                )
+    return said
 
 
 @styled()
