@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ def place(engine: Engine) -> Place:
             f"--device must be auto or {kind} with --gpus-per-run {share:g}, got {engine.device}: "
             "Ray gives a run its part of a GPU, or none"
         )
-    importlib.import_module("ray")  # It may not be installed, and is needed only later.
+    on_ray.imported()  # It may not be installed, and is needed only later.
     executor = on_ray.OnRay(engine.on, share, engine.cores_per_run, deadline)
     return Place(executor, int(1 / share + 1e-9) if share else 1, kind, deadline)
 
@@ -170,7 +169,8 @@ def main(args: Sequence[str]) -> None:
         results=config.results,
         again=again,
     )
-    tell(done, config.out / f"{config.table}-{config.budget}.md", again)
+    named = "-".join(filter(None, (config.table, config.budget, config.precision)))
+    tell(done, config.out / f"{named}.md", again)
 
 
 def tell(done: Reproduced, path: Path, again: str = "") -> None:

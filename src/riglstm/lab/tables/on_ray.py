@@ -111,12 +111,17 @@ class OnRay:
         return own | {k: v for k, v in given if k in PASSED or k.startswith("RIGLSTM_")}
 
 
+def imported() -> Any:
+    """Ray, which reads some of `SETTINGS` when it is imported."""
+    for name, value in SETTINGS.items():
+        os.environ.setdefault(name, value)
+    return importlib.import_module("ray")
+
+
 @contextlib.contextmanager
 def connected(address: str) -> Iterator[Any]:
     """Ray, connected to the cluster, which is left as it was found."""
-    for name, value in SETTINGS.items():
-        os.environ.setdefault(name, value)
-    ray = importlib.import_module("ray")
+    ray = imported()
     how: dict[str, Any] = {"log_to_driver": True, "logging_level": "ERROR"}
     try:
         ray.init("auto" if address == HERE else address, **how)
@@ -150,6 +155,8 @@ def _end(ray: Any, task: Future[Outcome], run: Planned) -> End | None:
     until = time.monotonic() + SEEN
     while over and not _is_over(run) and time.monotonic() < until:
         time.sleep(POLL)
+    if over and not _is_over(run):
+        words = f"its node made it, and {run.folder} is not seen here; --out must be shared"
     return run, words
 
 
