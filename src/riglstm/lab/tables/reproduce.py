@@ -114,8 +114,8 @@ def complete(
     render()
     try:
         errors = make_runs(unfinished(asked), make, executor, ended, again)
-    except KeyboardInterrupt:
-        # The stop is what is told.
+    except BaseException:
+        # What ended the runs is what is told.
         with contextlib.suppress(OSError, ValueError):
             print(f"\n{render().markdown}", flush=True)
         raise

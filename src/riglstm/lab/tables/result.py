@@ -33,11 +33,11 @@ def check_result(
     if (
         not isinstance(rows, list)
         or not all(isinstance(row, dict) and wanted <= row.keys() for row in rows)
-        or not {"updates", "seconds"} <= result.keys()
+        or not {"updates", "seconds", "chosen"} <= result.keys()
     ):
         raise ValueError(
-            f"{path} must be the result of a run, with rows of figures, updates and seconds, got "
-            f"{', '.join(result) or 'an empty one'}; {way_out}"
+            f"{path} must be the result of a run, with rows of figures, what was chosen, updates "
+            f"and seconds, got {', '.join(result) or 'an empty one'}; {way_out}"
         )
     figures = Counter((row["condition"], row["metric"], row["chosen_on"]) for row in rows)
     for figure in [", ".join(key) for key, count in figures.items() if count > 1]:

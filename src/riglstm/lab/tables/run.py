@@ -11,6 +11,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -314,6 +315,9 @@ def evaluate(
     """
     run = finished(path)
     spec, task, net = load(path, device, data_dir, say)
+    if isinstance(spec.fit, PPO):
+        # As many processes step environments as this machine has cores.
+        spec = replace(spec, fit=replace(spec.fit, workers=None))
     asked = task.conditions if conditions is None else tuple(conditions)
     return {
         **run.result,
